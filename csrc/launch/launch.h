@@ -1,0 +1,44 @@
+// The one place kernels are launched from.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "launch/error.h"
+
+namespace ikbo {
+
+struct LaunchShape {
+  dim3 grid;
+  dim3 block;
+  int shared_bytes = 0;  // dynamic shared memory a CTA
+};
+
+// Launches kernel(arguments...) on the stream and checks the launch. Parameters are converted to
+// the kernel's own types. An empty grid launches nothing.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
+            Arguments&&... arguments) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  constexpr int kWithoutOptIn = 48 << 10;
+  if (shape.shared_bytes > kWithoutOptIn) {
+    IKBO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         shape.shared_bytes));
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  IKBO_CUDA_CHECK(
+      cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+// Loads the kernel's code onto the current device now, so that the first launch doesn't have to
+// (loading is lazy, slow, and not allowed under stream capture).
+template <class... Parameters>
+void load_kernel(void (*kernel)(Parameters...)) {
+  cudaFuncAttributes attributes;
+  IKBO_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+}
+
+}  // namespace ikbo

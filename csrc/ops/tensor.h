@@ -1,0 +1,114 @@
+// The tensor layer's vocabulary: LibTorch's stable tensor and calls of ATen ops through the stable
+// dispatcher. Everything an op needs of torch goes through this header.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace ikbo {
+
+// Beside the wrappers below, argument-dependent lookup finds torch::stable's own: reshape, transpose,
+// contiguous, unsqueeze, ...
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptTensor = std::optional<Tensor>;
+using Sizes = std::vector<int64_t>;
+
+// Calls aten::NAME[.OVERLOAD] with every argument of its schema, in order, and returns its first
+// result. The stable dispatcher takes no Scalar arguments, so overloads that have one (add.Tensor,
+// clamp, gt.Scalar, ...) can't be called: use add() below, or the Tensor overload with scalar().
+template <class Result = Tensor, class... Args>
+Result aten(const char* name, const char* overload, const Args&... args) {
+  constexpr size_t kSlots = std::max<size_t>(sizeof...(Args), 8);  // room for several results
+  std::array<StableIValue, kSlots> stack{torch::stable::detail::from(args)...};
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Result>(stack[0]);
+}
+
+inline Sizes sizes_of(const Tensor& t) { return Sizes(t.sizes().begin(), t.sizes().end()); }
+
+inline Tensor empty(const Sizes& sizes, ScalarType dtype, const Tensor& like) {
+  return torch::stable::empty(sizes, dtype, std::nullopt, like.device());
+}
+inline Tensor full(const Sizes& sizes, double value, ScalarType dtype, const Tensor& like) {
+  return torch::stable::full(sizes, value, dtype, std::nullopt, like.device());
+}
+inline Tensor zeros(const Sizes& sizes, ScalarType dtype, const Tensor& like) {
+  return full(sizes, 0.0, dtype, like);
+}
+// What an op returns in place of a result that was not asked for.
+inline Tensor nothing(ScalarType dtype, const Tensor& like) { return empty({0}, dtype, like); }
+inline Tensor scalar(double value, ScalarType dtype, const Tensor& like) {
+  return full({}, value, dtype, like);
+}
+
+inline Tensor cast(const Tensor& t, ScalarType dtype) {
+  return t.scalar_type() == dtype ? t : torch::stable::to(t, dtype);
+}
+inline Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
+inline Tensor sub(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b); }
+inline Tensor mul(const Tensor& a, const Tensor& b) { return aten("aten::mul", "Tensor", a, b); }
+inline Tensor mul(const Tensor& a, double b) { return mul(a, scalar(b, a.scalar_type(), a)); }
+inline Tensor where(const Tensor& condition, const Tensor& yes, const Tensor& no) {
+  return aten("aten::where", "self", condition, yes, no);
+}
+inline Tensor sum_over(const Tensor& t, const Sizes& dims, bool keepdim = false) {
+  return aten("aten::sum", "dim_IntList", t, std::optional<Sizes>(dims), keepdim,
+              std::optional<ScalarType>());
+}
+inline Tensor expand(const Tensor& t, const Sizes& sizes) {
+  return aten("aten::expand", "", t, sizes, false);
+}
+inline Tensor narrow(const Tensor& t, int64_t dim, int64_t start, int64_t length) {
+  Tensor whole = t;  // the stable wrapper takes a mutable reference
+  return torch::stable::narrow(whole, dim, start, length);
+}
+inline Tensor index_select(const Tensor& t, int64_t dim, const Tensor& index) {
+  return aten("aten::index_select", "", t, dim, index);
+}
+inline void copy_(const Tensor& to, const Tensor& from) {
+  Tensor target = to;
+  torch::stable::copy_(target, from);
+}
+
+inline bool is_16_bit(ScalarType t) { return t == ScalarType::Half || t == ScalarType::BFloat16; }
+// The type sums are kept in: fp32, or fp64 where the inputs are fp64.
+inline ScalarType accumulate_type(ScalarType t) {
+  return t == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// a[G,m,k] @ b[G,k,n] with sums and result in the accumulation type. CUDA multiplies 16-bit operands
+// as they are; the CPU's 16-bit product would round its result, so there the operands are widened.
+Tensor bmm_accumulate(const Tensor& a, const Tensor& b);
+inline Tensor mm_accumulate(const Tensor& a, const Tensor& b) {
+  return torch::stable::squeeze(
+      bmm_accumulate(torch::stable::unsqueeze(a, 0), torch::stable::unsqueeze(b, 0)), 0);
+}
+
+// References work on slices of the batch so that what they need besides inputs and outputs is
+// bounded: no slice's temporaries exceed about this many bytes (a single row may).
+inline constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;
+
+// Calls body(first, count) over [0, rows) in slices of at most kWorkspaceBytes / row_bytes rows.
+template <class Body>
+void for_each_slice(int64_t rows, int64_t row_bytes, const Body& body) {
+  const int64_t step = std::max<int64_t>(1, kWorkspaceBytes / std::max<int64_t>(1, row_bytes));
+  for (int64_t first = 0; first < rows; first += step) body(first, std::min(step, rows - first));
+}
+
+}  // namespace ikbo

@@ -1,0 +1,6 @@
+from .case import Case, Maker
+from .linear import CASES as LINEAR_CASES
+
+ALL_CASES: list[Case] = [*LINEAR_CASES]
+
+__all__ = ["ALL_CASES", "Case", "Maker"]
