@@ -27,9 +27,6 @@ struct GroupCandidatesConfig {
   int64_t scratch_words(int64_t rows) const {
     return (passes > 1 ? 4 * rows : 0) + (single_cta ? 0 : kDigits * (tiles + 1));
   }
-  int shared_bytes(int64_t rows) const {
-    return single_cta && passes > 1 ? static_cast<int>(4 * rows) : 0;
-  }
 };
 
 inline GroupCandidatesConfig group_candidates_config(int64_t rows, int64_t n_users) {

@@ -14,7 +14,6 @@ PYBIND11_MODULE(_host, m) {
       .def_readonly("single_cta", &Config::single_cta)
       .def_readonly("tiles", &Config::tiles)
       .def_property_readonly("launches", &Config::launches)
-      .def("shared_bytes", &Config::shared_bytes, py::arg("rows"))
       .def("scratch_words", &Config::scratch_words, py::arg("rows"))
       .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
   m.def("group_candidates_config", &ikbo::group_candidates_config, py::arg("rows"),

@@ -19,12 +19,13 @@ void run_group_candidates(const GroupCandidatesParams& p, const GroupCandidatesC
   const uint32_t n_users = static_cast<uint32_t>(p.n_users);
   if (config.single_cta) {
     launch(group::group_candidates_single_sm90,
-           {1, 32 * group::kSingleWarps, config.shared_bytes(p.rows)}, stream, p.cand_to_user,
-           p.order, p.user_offsets, scratch, p.rows, n_users, config.passes);
+           {1, group::kSingleThreads, sizeof(group::SingleShared)}, stream, p.cand_to_user, p.order,
+           p.user_offsets, scratch, p.rows, n_users, config.passes);
     return;
   }
   scratch.histogram = reinterpret_cast<uint32_t*>(words);
-  const LaunchShape tiles{static_cast<unsigned>(config.tiles), 32 * group::kTileWarps};
+  const LaunchShape tiles{static_cast<unsigned>(config.tiles), group::kTileThreads,
+                          sizeof(group::TileShared)};
   const LaunchShape digits{group::kDigits * 32 / 128, 128};
   for (int pass = 0; pass < config.passes; ++pass) {
     launch(group::group_candidates_histogram_sm90, tiles, stream, p.cand_to_user, scratch, p.rows,
