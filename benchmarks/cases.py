@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ class Case:
 
     name: str
     inputs: Callable[[Draw], Any]
-    contestants: dict[str, Maker | Sequence[Maker]]
+    contestants: Mapping[str, Maker | Sequence[Maker]]
     dtypes: tuple[str, ...] = ("bf16", "fp16")
 
 

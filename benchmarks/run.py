@@ -51,9 +51,9 @@ def main() -> None:
     results = ROOT / ("build/benchmarks" if arguments.quick else "benchmarks/results")
     out = arguments.out or results / meta["gpu"].removeprefix("NVIDIA ").lower().replace(" ", "-")
 
-    records = {op: Record(out / f"{op}.json", meta) for op in arguments.op}
+    records = {op: Record(out / f"{op}.json", meta) for op in arguments.op or ops.OPS}
     work = []
-    for op in arguments.op:
+    for op in records:
         each = [(op, case, dtype) for case in ops.cases(op) for dtype in case.dtypes]
         work += each[:QUICK_CASES] if arguments.quick else each
     work.sort(key=lambda w: w[2] == "fp16")  # the bars are on bf16: those first
@@ -90,8 +90,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--op",
         nargs="+",
+        action="extend",
         choices=ops.OPS,
-        default=ops.OPS,
         metavar="NAME",
         help=f"of {', '.join(ops.OPS)}; by default all",
     )

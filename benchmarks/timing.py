@@ -111,7 +111,7 @@ def measure(
     with torch.inference_mode():
         try:
             inputs = case.inputs(Draw(device, DTYPES[dtype]))
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
             for impl in rows:
                 fail(impl, error)
             return list(rows.values())
