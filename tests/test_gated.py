@@ -1,4 +1,4 @@
-"""gated_linear, gated_mlp, linear_act: the definition, gradients, weights in any strides, memory."""
+"""gated_linear, gated_mlp, linear_act: definition, gradients, weights in any strides, memory."""
 
 from __future__ import annotations
 
