@@ -171,38 +171,38 @@ IKBO_PENDING Tensors5 add_layer_norm_quant(const Tensor& x, const Tensor& residu
                               int64_t normalized_ndim);
 
 // gated_linear.cpp
-IKBO_PENDING Tensor gated_linear(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+Tensor gated_linear(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
                     const OptTensor& b_gate, const OptTensor& b_up, const std::string& activation);
-IKBO_PENDING void gated_linear_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+void gated_linear_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
                       const OptTensor& b_gate, const OptTensor& b_up, const std::string& activation,
                       const Tensor& out);
-IKBO_PENDING Tensors3 gated_linear_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+Tensors3 gated_linear_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
                           const OptTensor& b_gate, const OptTensor& b_up,
                           const std::string& activation);
-IKBO_PENDING Tensors5 gated_linear_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate,
+Tensors5 gated_linear_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate,
                           const Tensor& w_up, const Tensor& gate, const Tensor& up,
                           const std::string& activation, int64_t grad_mask);
 
 // gated_mlp.cpp
-IKBO_PENDING Tensor gated_mlp(const Tensor& x, const Tensor& w_gate, const Tensor& w_up, const OptTensor& b_gate,
+Tensor gated_mlp(const Tensor& x, const Tensor& w_gate, const Tensor& w_up, const OptTensor& b_gate,
                  const OptTensor& b_up, const Tensor& w_down, const OptTensor& b_down,
                  const std::string& activation);
-IKBO_PENDING void gated_mlp_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+void gated_mlp_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
                    const OptTensor& b_gate, const OptTensor& b_up, const Tensor& w_down,
                    const OptTensor& b_down, const std::string& activation, const Tensor& out);
-IKBO_PENDING Tensors3 gated_mlp_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+Tensors3 gated_mlp_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
                        const OptTensor& b_gate, const OptTensor& b_up, const Tensor& w_down,
                        const OptTensor& b_down, const std::string& activation);
-IKBO_PENDING Tensors7 gated_mlp_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate,
+Tensors7 gated_mlp_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate,
                        const Tensor& w_up, const Tensor& w_down, const Tensor& gate,
                        const Tensor& up, const std::string& activation, int64_t grad_mask);
 
 // linear_act.cpp
-IKBO_PENDING Tensor linear_act(const Tensor& x, const Tensor& w, const OptTensor& b,
+Tensor linear_act(const Tensor& x, const Tensor& w, const OptTensor& b,
                   const std::string& activation);
-IKBO_PENDING Tensors2 linear_act_fwd(const Tensor& x, const Tensor& w, const OptTensor& b,
+Tensors2 linear_act_fwd(const Tensor& x, const Tensor& w, const OptTensor& b,
                         const std::string& activation);
-IKBO_PENDING Tensors3 linear_act_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w,
+Tensors3 linear_act_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w,
                         const Tensor& saved, const std::string& activation, int64_t grad_mask);
 
 }  // namespace ikbo

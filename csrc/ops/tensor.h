@@ -103,6 +103,12 @@ inline Tensor mm_accumulate(const Tensor& a, const Tensor& b) {
       bmm_accumulate(torch::stable::unsqueeze(a, 0), torch::stable::unsqueeze(b, 0)), 0);
 }
 
+// An operand of a product with tensors of `dtype`: CUDA multiplies 16-bit by 16-bit, as autograd of
+// plain torch does; elsewhere the accumulation type is kept.
+inline Tensor as_operand(const Tensor& t, ScalarType dtype) {
+  return t.is_cuda() && is_16_bit(dtype) ? cast(t, dtype) : t;
+}
+
 // References work on slices of the batch so that what they need besides inputs and outputs is
 // bounded: no slice's temporaries exceed about this many bytes (a single row may).
 inline constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;

@@ -11,6 +11,7 @@ except ImportError:
     if "ikbo.collect_env" not in sys.orig_argv:
         raise
 else:
+    from . import nn
     from .diagnostics import counters, explain, reset_counters, sm_limit, strict, warmup
     from .ops import *  # noqa: F403
     from .ops import __all__ as _op_names
@@ -19,6 +20,7 @@ else:
     __all__ = [
         "counters",
         "explain",
+        "nn",
         "reset_counters",
         "sm_limit",
         "strict",
