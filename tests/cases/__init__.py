@@ -1,6 +1,7 @@
 from .case import Case, Maker
 from .linear import CASES as LINEAR_CASES
+from .norms import CASES as NORM_CASES
 
-ALL_CASES: list[Case] = [*LINEAR_CASES]
+ALL_CASES: list[Case] = [*LINEAR_CASES, *NORM_CASES]
 
 __all__ = ["ALL_CASES", "Case", "Maker"]

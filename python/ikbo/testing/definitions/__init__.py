@@ -5,5 +5,16 @@ user follow the rule of the library: -1 gives zero, any other value outside [0, 
 """
 
 from .linear import ACTIVATIONS, concat_linear, linear_compression
+from .norms import add_layer_norm, add_rms_norm, head_norm, layer_norm, quantize, rms_norm
 
-__all__ = ["ACTIVATIONS", "concat_linear", "linear_compression"]
+__all__ = [
+    "ACTIVATIONS",
+    "add_layer_norm",
+    "add_rms_norm",
+    "concat_linear",
+    "head_norm",
+    "layer_norm",
+    "linear_compression",
+    "quantize",
+    "rms_norm",
+]
