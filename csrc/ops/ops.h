@@ -108,64 +108,64 @@ IKBO_PENDING Tensors3 candidate_attention_bwd(const Tensor& grad_out, const Tens
                                  int64_t grad_mask);
 
 // norm.cpp
-IKBO_PENDING Tensor rms_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+Tensor rms_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                 double weight_offset, OptDtype out_dtype, int64_t normalized_ndim);
-IKBO_PENDING void rms_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+void rms_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                   double weight_offset, OptDtype out_dtype, int64_t normalized_ndim,
                   const Tensor& out);
-IKBO_PENDING Tensors2 rms_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+Tensors2 rms_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                       double weight_offset, OptDtype out_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors3 rms_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& weight,
+Tensors3 rms_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& weight,
                       const OptTensor& bias, const Tensor& rstd, double weight_offset,
                       int64_t normalized_ndim, int64_t grad_mask);
-IKBO_PENDING Tensor layer_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+Tensor layer_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                   double weight_offset, OptDtype out_dtype, int64_t normalized_ndim);
-IKBO_PENDING void layer_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+void layer_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                     double weight_offset, OptDtype out_dtype, int64_t normalized_ndim,
                     const Tensor& out);
-IKBO_PENDING Tensors3 layer_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+Tensors3 layer_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                         double weight_offset, OptDtype out_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors3 layer_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& weight,
+Tensors3 layer_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& weight,
                         const OptTensor& bias, const Tensor& mean, const Tensor& rstd,
                         double weight_offset, int64_t normalized_ndim, int64_t grad_mask);
-IKBO_PENDING Tensors2 add_rms_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors2 add_rms_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                       const OptTensor& bias, double eps, double weight_offset, OptDtype out_dtype,
                       OptDtype residual_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors3 add_rms_norm_fwd(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors3 add_rms_norm_fwd(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                           const OptTensor& bias, double eps, double weight_offset,
                           OptDtype out_dtype, OptDtype residual_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors4 add_rms_norm_bwd(const Tensor& grad_y, const OptTensor& grad_residual_out,
+Tensors4 add_rms_norm_bwd(const Tensor& grad_y, const OptTensor& grad_residual_out,
                           const Tensor& residual_out, const OptTensor& weight,
                           const OptTensor& bias, const Tensor& rstd, double weight_offset,
                           ScalarType x_dtype, ScalarType residual_dtype, int64_t normalized_ndim,
                           int64_t grad_mask);
-IKBO_PENDING Tensors2 add_layer_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors2 add_layer_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                         const OptTensor& bias, double eps, double weight_offset, OptDtype out_dtype,
                         OptDtype residual_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors4 add_layer_norm_fwd(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors4 add_layer_norm_fwd(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                             const OptTensor& bias, double eps, double weight_offset,
                             OptDtype out_dtype, OptDtype residual_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors4 add_layer_norm_bwd(const Tensor& grad_y, const OptTensor& grad_residual_out,
+Tensors4 add_layer_norm_bwd(const Tensor& grad_y, const OptTensor& grad_residual_out,
                             const Tensor& residual_out, const OptTensor& weight,
                             const OptTensor& bias, const Tensor& mean, const Tensor& rstd,
                             double weight_offset, ScalarType x_dtype, ScalarType residual_dtype,
                             int64_t normalized_ndim, int64_t grad_mask);
-IKBO_PENDING Tensor head_norm(const Tensor& x, const Tensor& weight, double eps, double weight_offset);
-IKBO_PENDING Tensors2 head_norm_fwd(const Tensor& x, const Tensor& weight, double eps, double weight_offset);
-IKBO_PENDING Tensors2 head_norm_bwd(const Tensor& grad_y, const Tensor& x, const Tensor& weight,
+Tensor head_norm(const Tensor& x, const Tensor& weight, double eps, double weight_offset);
+Tensors2 head_norm_fwd(const Tensor& x, const Tensor& weight, double eps, double weight_offset);
+Tensors2 head_norm_bwd(const Tensor& grad_y, const Tensor& x, const Tensor& weight,
                        const Tensor& rstd, double weight_offset, int64_t grad_mask);
 
 // norm_quant.cpp
-IKBO_PENDING Tensors3 rms_norm_quant(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
+Tensors3 rms_norm_quant(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
                         const OptTensor& scale, double eps, double weight_offset,
                         int64_t normalized_ndim);
-IKBO_PENDING Tensors4 layer_norm_quant(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
+Tensors4 layer_norm_quant(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
                           const OptTensor& scale, double eps, double weight_offset,
                           int64_t normalized_ndim);
-IKBO_PENDING Tensors4 add_rms_norm_quant(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors4 add_rms_norm_quant(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                             const OptTensor& bias, const OptTensor& scale, double eps,
                             double weight_offset, OptDtype residual_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors5 add_layer_norm_quant(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors5 add_layer_norm_quant(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                               const OptTensor& bias, const OptTensor& scale, double eps,
                               double weight_offset, OptDtype residual_dtype,
                               int64_t normalized_ndim);

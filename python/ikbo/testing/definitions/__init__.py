@@ -6,12 +6,19 @@ user follow the rule of the library: -1 gives zero, any other value outside [0, 
 
 from .gated import gated_linear, gated_mlp, linear_act
 from .linear import ACTIVATIONS, concat_linear, linear_compression
+from .norms import add_layer_norm, add_rms_norm, head_norm, layer_norm, quantize, rms_norm
 
 __all__ = [
     "ACTIVATIONS",
+    "add_layer_norm",
+    "add_rms_norm",
     "concat_linear",
     "gated_linear",
     "gated_mlp",
+    "head_norm",
+    "layer_norm",
     "linear_act",
     "linear_compression",
+    "quantize",
+    "rms_norm",
 ]
