@@ -32,9 +32,10 @@ Tensor candidate_attention_reference(const CandidateAttention& problem, const Te
 struct CandidateAttentionGrads {
   Tensor q, k, v;  // size 0 where not wanted
 };
+// The weights are computed again: what the reference would read from out and lse is a rounding
+// away.
 CandidateAttentionGrads candidate_attention_grads(const CandidateAttention& problem,
-                                                  const Tensor& grad_out, const Tensor& out,
-                                                  const Tensor& lse, bool want_q, bool want_k,
+                                                  const Tensor& grad_out, bool want_q, bool want_k,
                                                   bool want_v);
 
 }  // namespace ikbo

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,21 +45,24 @@ def candidate_attention_args(
 def _lay_out(
     form: str, k: Tensor, v: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """k, v and kv_start in one of FORMS; what is outside a history is left as it is."""
-    U, L = k.shape[:2]
+    """k, v and kv_start in one of FORMS, the first lengths[u] keys of user u being its history."""
     if form in ("dense", "dense_len"):
         return k, v, None
+    U, L = k.shape[:2]
+    each = list(enumerate(lengths.tolist()))
+
+    def flat(pieces: Callable[[Tensor], list[Tensor]]) -> tuple[Tensor, Tensor]:
+        k_flat, v_flat = (torch.cat([x.new_zeros(0, *x.shape[2:]), *pieces(x)]) for x in (k, v))
+        return k_flat, v_flat
+
     if form == "jagged":
-        start = lengths.cumsum(0) - lengths
-        k, v = (torch.cat([x[:0, 0], *(r[:n] for r, n in zip(x, lengths.tolist(), strict=True))])
-                for x in (k, v))  # fmt: skip
-        return k, v, start
+        return *flat(lambda x: [x[u, :n] for u, n in each]), lengths.cumsum(0) - lengths
     if form == "left_padded":
-        k, v = (x.flatten(0, 1) for x in (k.clone(), v.clone()))
-        return k, v, (torch.arange(U) + 1) * L - lengths
-    assert form == "slab"  # the users' slots in reverse order, an unused one first
-    k, v = (torch.cat([x.new_ones(1, *x.shape[1:]), x]).flatten(0, 1) for x in (k, v))
-    return k, v, torch.arange(U).flip(0) * L + L
+        start = (torch.arange(U) + 1) * L - lengths
+        return *flat(lambda x: [x[u].roll(-n, 0) for u, n in each]), start
+    assert form == "slab"  # slots of L keys: one that is free, then the users' in reverse order
+    start = (torch.arange(U).flip(0) + 1) * L
+    return *flat(lambda x: [x.new_ones(L, *x.shape[2:]), *x.flip(0)]), start
 
 
 CASES = [
