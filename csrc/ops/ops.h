@@ -87,20 +87,20 @@ Tensors4 concat_linear_add_bwd(const Tensor& grad_out, const Tensor& x_cand, con
                                int64_t grad_mask);
 
 // candidate_attention.cpp
-IKBO_PENDING Tensor candidate_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+Tensor candidate_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const OptTensor& kv_start, const OptTensor& kv_len,
                            const Tensor& cand_to_user, const OptTensor& user_offsets,
                            const OptTensor& order, std::optional<double> scale);
-IKBO_PENDING void candidate_attention_out(const Tensor& q, const Tensor& k, const Tensor& v,
+void candidate_attention_out(const Tensor& q, const Tensor& k, const Tensor& v,
                              const OptTensor& kv_start, const OptTensor& kv_len,
                              const Tensor& cand_to_user, const OptTensor& user_offsets,
                              const OptTensor& order, std::optional<double> scale,
                              const Tensor& out);
-IKBO_PENDING Tensors2 candidate_attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
+Tensors2 candidate_attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
                                  const OptTensor& kv_start, const OptTensor& kv_len,
                                  const Tensor& cand_to_user, const OptTensor& user_offsets,
                                  const OptTensor& order, std::optional<double> scale);
-IKBO_PENDING Tensors3 candidate_attention_bwd(const Tensor& grad_out, const Tensor& q, const Tensor& k,
+Tensors3 candidate_attention_bwd(const Tensor& grad_out, const Tensor& q, const Tensor& k,
                                  const Tensor& v, const Tensor& out, const Tensor& lse,
                                  const OptTensor& kv_start, const OptTensor& kv_len,
                                  const Tensor& cand_to_user, const OptTensor& user_offsets,

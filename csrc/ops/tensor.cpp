@@ -19,12 +19,12 @@ Tensor empty(const Sizes& sizes, ScalarType dtype, const Tensor& like) {
   return Tensor(handle);
 }
 
-Tensor arange(int64_t n, const Tensor& like) {
-  const Tensor steps = full({n}, 1, ScalarType::Int, like);
+Tensor arange(int64_t n, const Tensor& like, ScalarType dtype) {
+  const Tensor steps = full({n}, 1, dtype, like);
   if (n == 0) return steps;
   Tensor first = narrow(steps, 0, 0, 1);
   torch::stable::zero_(first);
-  return aten("aten::cumsum", "", steps, int64_t{0}, std::optional<ScalarType>(ScalarType::Int));
+  return aten("aten::cumsum", "", steps, int64_t{0}, std::optional<ScalarType>(dtype));
 }
 
 Tensor bmm_accumulate(const Tensor& a, const Tensor& b) {

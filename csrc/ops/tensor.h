@@ -92,8 +92,8 @@ inline ScalarType accumulate_type(ScalarType t) {
   return t == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// 0, 1, ..., n - 1 in int32 (aten::arange takes Scalars).
-Tensor arange(int64_t n, const Tensor& like);
+// 0, 1, ..., n - 1 in int32 or int64 (aten::arange takes Scalars).
+Tensor arange(int64_t n, const Tensor& like, ScalarType dtype = ScalarType::Int);
 
 // a[G,m,k] @ b[G,k,n] with sums and result in the accumulation type. CUDA multiplies 16-bit operands
 // as they are; the CPU's 16-bit product would round its result, so there the operands are widened.

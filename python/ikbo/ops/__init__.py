@@ -1,5 +1,6 @@
 """The ops as Python functions: documentation, fakes, autograd, autocast. One file a function."""
 
+from .candidate_attention import candidate_attention
 from .candidate_map import CandidateMap, candidate_map
 from .concat_linear import concat_linear, concat_linear_add
 from .gated import gated_linear, gated_mlp, linear_act
@@ -14,6 +15,7 @@ __all__ = [
     "add_layer_norm_quant",
     "add_rms_norm",
     "add_rms_norm_quant",
+    "candidate_attention",
     "candidate_map",
     "concat_linear",
     "concat_linear_add",
