@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ikbo
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ikbo.testing import assert_matches_definition, definitions
 from torch import Tensor
+
+import ikbo
+from ikbo.testing import assert_matches_definition, definitions
 
 from .cases import Maker
 from .cases.norms import head_norm_args, norm_args, schema_of
@@ -501,7 +502,8 @@ def test_empty_call_does_nothing_but_allocate(device: str) -> None:
     with torch.inference_mode(), torch.profiler.profile() as profile:
         torch.ops.ikbo.rms_norm(x, weight)
     names = {e.key for e in profile.key_averages()}
-    assert {n for n in names if "::" in n} == {"ikbo::rms_norm", "aten::empty"}
+    allocation = {"aten::empty", "aten::empty_strided"}
+    assert {n for n in names if "::" in n} - allocation == {"ikbo::rms_norm"}
 
 
 # ---- the rest ------------------------------------------------------------------------------------
