@@ -5,8 +5,6 @@
 
 #include "ops/tensor.h"
 
-// Families not written yet link as null.
-#define IKBO_PENDING __attribute__((weak))
 
 namespace ikbo {
 
