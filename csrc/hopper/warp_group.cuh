@@ -1,0 +1,53 @@
+// Warps and warp groups: who am I, how many registers, electing a lane, named barriers.
+#pragma once
+
+#include <cstdint>
+
+namespace ikbo::hopper {
+
+inline constexpr int kWarpGroupThreads = 128;
+
+// The thread's warp group of the CTA, known to the compiler to be the same in all lanes.
+__device__ inline int warp_group_index() {
+  return __shfl_sync(0xffffffffu, threadIdx.x / kWarpGroupThreads, 0);
+}
+__device__ inline int warp_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
+
+// True in one lane of the (converged) warp.
+__device__ inline bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n\t"
+      ".reg .pred chosen;\n\t"
+      "elect.sync _|chosen, 0xffffffff;\n\t"
+      "selp.u32 %0, 1, 0, chosen;\n\t"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// Moves the warp group's register budget. All four warps; the kernel must be compiled with a register
+// cap (__launch_bounds__(threads, 1)) or ptxas ignores it.
+template <int kRegisters>
+__device__ inline void take_registers() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void give_registers() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Named barriers: each kernel numbers its own in an enum class from 1 (0 is __syncthreads).
+// `threads` counts all who take part: those that wait and those that only arrive.
+template <class Name>
+__device__ inline void barrier_wait(Name name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(name)), "r"(threads) : "memory");
+}
+template <class Name>
+__device__ inline void barrier_arrive(Name name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(static_cast<int>(name)), "r"(threads) : "memory");
+}
+
+}  // namespace ikbo::hopper
