@@ -50,7 +50,6 @@ class CMakeBuild(build_ext):
         configure = [
             f"-DCMAKE_MAKE_PROGRAM={pathlib.Path(ninja.BIN_DIR, 'ninja')}",
             f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DIKBO_VERSION={self.distribution.get_version()}",
             f"-DIKBO_OUTPUT_DIR={output}",
             f"-DIKBO_LIBRARY={pathlib.Path(library).resolve() if library else ''}",
         ]

@@ -26,6 +26,9 @@ target_include_directories(ikbo PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${CMAKE_CURREN
 # The C++ files see the runtime headers nvcc compiles with.
 target_include_directories(ikbo SYSTEM PRIVATE
   $<$<COMPILE_LANGUAGE:CXX>:${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}>)
+file(STRINGS pyproject.toml IKBO_VERSION REGEX "^version = ")
+string(REGEX REPLACE "^version = \"(.*)\"$" "\\1" IKBO_VERSION "${IKBO_VERSION}")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS pyproject.toml)
 set_source_files_properties(csrc/ops/c_api.cpp PROPERTIES
   COMPILE_DEFINITIONS IKBO_VERSION="${IKBO_VERSION}")
 target_link_libraries(ikbo PRIVATE torch_stable)
