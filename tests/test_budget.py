@@ -89,5 +89,7 @@ def test_build_keeps_to_its_time() -> None:
 
 
 if __name__ == "__main__":
-    budget = _table() | {"library_bytes": LIBRARY.stat().st_size, "kernels": _kernels()}
-    TABLE.write_text(json.dumps(budget, indent=1) + "\n")
+    table = _table() | {"library_bytes": LIBRARY.stat().st_size}
+    rows = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in _kernels().items())
+    del table["kernels"]
+    TABLE.write_text(json.dumps(table, indent=1)[:-2] + f',\n "kernels": {{\n{rows}\n }}\n}}\n')
