@@ -1,9 +1,23 @@
 from __future__ import annotations
 
+import datetime
+import json
+import os
+import pathlib
+import subprocess
+
 import pytest
 import torch
 
 import ikbo  # noqa: F401  (registers the ops)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record",
+        type=pathlib.Path,
+        help="merge this run's counts into a JSON file, by tier (the -m expression)",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -14,6 +28,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "gpu" in item.keywords or "gpu_slow" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:  # type: ignore[no-untyped-def]
+    path: pathlib.Path | None = config.getoption("record")
+    if path is None:
+        return
+    tier = config.getoption("markexpr")
+    runs = json.loads(path.read_text()) if path.exists() else []
+    counts = {
+        outcome: len(terminalreporter.stats.get(outcome, []))
+        for outcome in ("passed", "failed", "skipped")
+    }
+    counts["failed"] += len(terminalreporter.stats.get("error", []))
+    run = {"commit": _commit(), "date": datetime.date.today().isoformat(), "tier": tier, **counts}
+    runs = [other for other in runs if other["tier"] != tier] + [run]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(runs, indent=1) + "\n")
+
+
+def _commit() -> str:
+    """HEAD, or IKBO_COMMIT where the tree was copied without its history."""
+    if "IKBO_COMMIT" in os.environ:
+        return os.environ["IKBO_COMMIT"]
+    here = pathlib.Path(__file__).parent
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=here, text=True).strip()
 
 
 @pytest.fixture(autouse=True)

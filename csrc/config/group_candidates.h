@@ -11,22 +11,21 @@ namespace ikbo {
 struct GroupCandidatesConfig {
   static constexpr int kDigitBits = 8;
   static constexpr int kDigits = 1 << kDigitBits;
-  static constexpr int kThreads = 1024;
-  static constexpr int kTileRows = 8192;  // rows one CTA sorts in a pass
-  // One CTA walks all the rows, 1024 a step, while one launch costs less than the four of the tiled
-  // form: 16384 rows are 16 steps a phase.
-  static constexpr int64_t kSingleCtaRows = 16384;
-  static constexpr int64_t kSingleCtaUsers = 65535;
+  static constexpr int kSteps = 8;         // rows a thread holds in registers
+  static constexpr int kTileRows = 4096;   // rows a CTA sorts in the tiled form: 16 warps
+  // Up to here one CTA of 32 warps holds all rows, and one launch does it all; the sorted keys of
+  // several passes stand in shared memory, and the users are few enough to search there.
+  static constexpr int kSingleCtaRows = 8192;
+  static constexpr int kSingleCtaUsers = 16383;
 
   int passes;       // ceil(bits of n_users / 8): keys are 0 ... n_users, the last for "no user"
   bool single_cta;  // everything in one launch of one CTA
   int64_t tiles;    // CTAs of the histogram and scatter launches
-  bool from_histogram;  // one pass: its digit offsets are the user offsets
 
-  int launches() const { return single_cta ? 1 : 3 * passes + (from_histogram ? 0 : 1); }
-  // int32 words of scratch: ping-pong keys and rows between passes, and a histogram a tile.
+  int launches() const { return single_cta ? 1 : 3 * passes + (passes > 1 ? 1 : 0); }
+  // int32 words of scratch: keys and rows between passes, twice; a count a digit and tile; totals.
   int64_t scratch_words(int64_t rows) const {
-    return (passes > 1 ? 4 * rows : 0) + (single_cta ? 0 : kDigits * tiles);
+    return (passes > 1 ? 4 * rows : 0) + (single_cta ? 0 : kDigits * (tiles + 1));
   }
 };
 
@@ -38,7 +37,6 @@ inline GroupCandidatesConfig group_candidates_config(int64_t rows, int64_t n_use
   config.single_cta = rows <= GroupCandidatesConfig::kSingleCtaRows &&
                       n_users <= GroupCandidatesConfig::kSingleCtaUsers;
   config.tiles = (rows + GroupCandidatesConfig::kTileRows - 1) / GroupCandidatesConfig::kTileRows;
-  config.from_histogram = config.passes == 1;
   return config;
 }
 

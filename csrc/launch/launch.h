@@ -19,8 +19,7 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
             Arguments&&... arguments) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
-  constexpr int kWithoutOptIn = 48 << 10;
-  if (shape.shared_bytes > kWithoutOptIn) {
+  if (shape.shared_bytes > 0) {  // static and dynamic shared memory together pass 48 KB only with it
     IKBO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          shape.shared_bytes));
   }

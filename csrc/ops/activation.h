@@ -18,4 +18,10 @@ Tensor apply_activation(Activation activation, const Tensor& pre);
 // grad * act'(pre). `saved` is the pre-activation where needs_preactivation(), else the output.
 Tensor activation_backward(Activation activation, const Tensor& grad, const Tensor& saved);
 
+// What NAME_fwd saves for the backward: the pre-activation, or nothing where the output will do.
+inline Tensor allocate_preactivation(const Tensor& out, Activation activation) {
+  return needs_preactivation(activation) ? empty(sizes_of(out), out.scalar_type(), out)
+                                         : nothing(out.scalar_type(), out);
+}
+
 }  // namespace ikbo

@@ -8,7 +8,7 @@ namespace {
 
 void check_map_tensor(const char* op, const char* name, const Tensor& t, int64_t length,
                       const char* length_text, const Tensor& like) {
-  check(t.dim() == 1 && t.size(0) == length, op, "expected ", name, " of shape [", length_text,
+  IKBO_CHECK(t.dim() == 1 && t.size(0) == length, op, "expected ", name, " of shape [", length_text,
         "] = [", length, "], got ", shape_text(t), ".");
   check_same_device(op, name, t, "the candidate side", like);
 }
@@ -28,27 +28,27 @@ CandidateMap check_candidate_map(const char* op, const Tensor& cand_to_user, int
                                  int64_t n_users, const OptTensor& user_offsets,
                                  const OptTensor& order, const Tensor& like) {
   const ScalarType dtype = cand_to_user.scalar_type();
-  check(dtype == ScalarType::Int || dtype == ScalarType::Long, op,
+  IKBO_CHECK(dtype == ScalarType::Int || dtype == ScalarType::Long, op,
         "expected cand_to_user in int32 or int64, got ", dtype_text(dtype),
         ". Build it with ikbo.candidate_map().");
   check_map_tensor(op, "cand_to_user", cand_to_user, n_candidates, "B", like);
-  check(n_users < std::numeric_limits<int32_t>::max(), op,
+  IKBO_CHECK(n_users < std::numeric_limits<int32_t>::max(), op,
         "expected fewer than 2^31 - 1 users, got ", n_users, ".");
   if (user_offsets) {
-    check(user_offsets->scalar_type() == ScalarType::Int, op,
+    IKBO_CHECK(user_offsets->scalar_type() == ScalarType::Int, op,
           "expected user_offsets in int32, got ", dtype_text(user_offsets->scalar_type()), ".");
     check_map_tensor(op, "user_offsets", *user_offsets, n_users + 1, "U + 1", like);
   }
   if (order) {
-    check(user_offsets.has_value(), op,
+    IKBO_CHECK(user_offsets.has_value(), op,
           "expected user_offsets beside order, got order alone. Pass both from "
           "ikbo.group_candidates() or ikbo.candidate_map().");
-    check(order->scalar_type() == ScalarType::Int, op, "expected order in int32, got ",
+    IKBO_CHECK(order->scalar_type() == ScalarType::Int, op, "expected order in int32, got ",
           dtype_text(order->scalar_type()), ".");
     check_map_tensor(op, "order", *order, n_candidates, "B", like);
   }
   const Tensor map = dtype == ScalarType::Long ? to_int32(cand_to_user, n_users) : cand_to_user;
-  return {torch::stable::contiguous(map), n_users, user_offsets, order};
+  return {map.is_contiguous() ? map : torch::stable::contiguous(map), n_users, user_offsets, order};
 }
 
 UserRows user_rows(const CandidateMap& map) {
@@ -99,10 +99,7 @@ std::tuple<Tensor, Tensor> grouping_of(const CandidateMap& map) {
   if (map.order) return {*map.order, *map.user_offsets};
   if (!map.user_offsets) return group_candidates(map.cand_to_user, map.n_users);
   // Offsets alone: the batch is grouped already.
-  const Tensor ones = full({map.n_candidates()}, 1, ScalarType::Int, map.cand_to_user);
-  const Tensor counted = aten("aten::cumsum", "", ones, int64_t{0},
-                              std::optional<ScalarType>(ScalarType::Int));
-  return {sub(counted, scalar(1, ScalarType::Int, counted)), *map.user_offsets};
+  return {arange(map.n_candidates(), map.cand_to_user), *map.user_offsets};
 }
 
 Tensor sum_per_user(const Tensor& values, const CandidateMap& map) {

@@ -15,6 +15,15 @@ template <class... Parts>
   throw std::runtime_error(text.str());
 }
 
+// The parts of the message are evaluated only where the check fails: texts of shapes cost more than
+// the call of a small op.
+#define IKBO_CHECK(condition, op, ...)          \
+  do {                                          \
+    if (!(condition)) [[unlikely]] {            \
+      ::ikbo::fail(op, __VA_ARGS__);            \
+    }                                           \
+  } while (false)
+
 template <class... Parts>
 void check(bool ok, const char* op, const Parts&... parts) {
   if (!ok) [[unlikely]] {

@@ -66,11 +66,11 @@ Problem check_add_inputs(const char* op, const Tensor& x_cand, const Tensor& w_c
 void check_backward(const char* op, const Problem& problem, const Tensor& grad_out,
                     const Tensor& saved, const Tensor& x_cand) {
   const Sizes out_sizes{problem.map.n_candidates(), problem.N};
-  check(sizes_of(grad_out) == out_sizes, op, "expected grad_out of shape [B, N], got ",
+  IKBO_CHECK(sizes_of(grad_out) == out_sizes, op, "expected grad_out of shape [B, N], got ",
         shape_text(grad_out), ".");
   check_like(op, "grad_out", grad_out, "x_cand", x_cand);
   if (problem.activation != Activation::kNone) {
-    check(sizes_of(saved) == out_sizes, op,
+    IKBO_CHECK(sizes_of(saved) == out_sizes, op,
           "expected saved (preact, or out for relu and sigmoid) of shape [B, N], got ",
           shape_text(saved), ".");
   }
@@ -105,6 +105,7 @@ Tensor concat_linear(const Tensor& x_cand, const Tensor& x_user, const Tensor& w
   const Problem p = check_inputs(op, x_cand, x_user, w_cand, w_user, bias, cand_to_user,
                                  user_offsets, order, activation);
   const Tensor out = allocate_out(p, x_cand);
+  if (out.numel() == 0) return out;
   IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
   concat_linear_reference(x_cand, w_cand, concat_linear_user_part(x_user, w_user), bias,
                                p.map, p.activation, out, std::nullopt);

@@ -13,9 +13,9 @@ namespace ikbo {
 Tensors2 group_candidates(const Tensor& cand_to_user, int64_t n_users) {
   constexpr const char* op = "group_candidates";
   check_dim(op, "cand_to_user", cand_to_user, {"B"});
-  check(n_users >= 0, op, "expected n_users >= 0, got ", n_users, ".");
+  IKBO_CHECK(n_users >= 0, op, "expected n_users >= 0, got ", n_users, ".");
   const int64_t rows = cand_to_user.size(0);
-  check(rows <= std::numeric_limits<int32_t>::max(), op, "expected fewer than 2^31 rows, got ", rows,
+  IKBO_CHECK(rows <= std::numeric_limits<int32_t>::max(), op, "expected fewer than 2^31 rows, got ", rows,
         ".");
   const CandidateMap map =
       check_candidate_map(op, cand_to_user, rows, n_users, std::nullopt, std::nullopt, cand_to_user);

@@ -33,11 +33,8 @@ std::tuple<Tensor, Tensor> group_candidates_reference(const Tensor& cand_to_user
   const Tensor keys = where(has_user, cand_to_user, users);
   const Tensor order = aten("aten::argsort", "stable", keys, true, int64_t{0}, false);
   const Tensor sorted = index_select(keys, 0, order);
-  const Tensor ones = full({n_users + 1}, 1, ScalarType::Int, cand_to_user);
-  const Tensor each = sub(aten("aten::cumsum", "", ones, int64_t{0},
-                               std::optional<ScalarType>(ScalarType::Int)),
-                          scalar(1, ScalarType::Int, cand_to_user));
-  const Tensor offsets = aten("aten::searchsorted", "Tensor", sorted, each, /*out_int32=*/true,
+  const Tensor offsets = aten("aten::searchsorted", "Tensor", sorted,
+                              arange(n_users + 1, cand_to_user), /*out_int32=*/true,
                               /*right=*/false, std::optional<std::string>(), OptTensor());
   return {cast(order, ScalarType::Int), offsets};
 }

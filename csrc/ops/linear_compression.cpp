@@ -68,11 +68,11 @@ Problem check_add_inputs(const char* op, const Tensor& e_cand, const Tensor& w_c
 void check_backward(const char* op, const Problem& problem, const Tensor& grad_out,
                     const Tensor& saved, const Tensor& e_cand) {
   const Sizes out_sizes{problem.map.n_candidates(), problem.M, problem.N};
-  check(sizes_of(grad_out) == out_sizes, op, "expected grad_out of shape [B, M, N], got ",
+  IKBO_CHECK(sizes_of(grad_out) == out_sizes, op, "expected grad_out of shape [B, M, N], got ",
         shape_text(grad_out), ".");
   check_like(op, "grad_out", grad_out, "e_cand", e_cand);
   if (problem.activation != Activation::kNone) {
-    check(sizes_of(saved) == out_sizes, op,
+    IKBO_CHECK(sizes_of(saved) == out_sizes, op,
           "expected saved (preact, or out for relu and sigmoid) of shape [B, M, N], got ",
           shape_text(saved), ".");
   }
@@ -107,6 +107,7 @@ Tensor linear_compression(const Tensor& e_cand, const Tensor& e_user, const Tens
   const Problem p = check_inputs(op, e_cand, e_user, w_cand, w_user, bias, cand_to_user,
                                  user_offsets, order, activation);
   const Tensor out = allocate_out(p, e_cand);
+  if (out.numel() == 0) return out;
   IKBO_RECORD_REFERENCE(op, e_cand.is_cuda(), kNoKernel);
   linear_compression_reference(e_cand, w_cand, linear_compression_user_part(e_user, w_user), bias,
                                p.map, p.activation, out, std::nullopt);

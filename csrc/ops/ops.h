@@ -5,8 +5,6 @@
 
 #include "ops/tensor.h"
 
-// Families not written yet link as null.
-#define IKBO_PENDING __attribute__((weak))
 
 namespace ikbo {
 
@@ -87,20 +85,20 @@ Tensors4 concat_linear_add_bwd(const Tensor& grad_out, const Tensor& x_cand, con
                                int64_t grad_mask);
 
 // candidate_attention.cpp
-IKBO_PENDING Tensor candidate_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+Tensor candidate_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const OptTensor& kv_start, const OptTensor& kv_len,
                            const Tensor& cand_to_user, const OptTensor& user_offsets,
                            const OptTensor& order, std::optional<double> scale);
-IKBO_PENDING void candidate_attention_out(const Tensor& q, const Tensor& k, const Tensor& v,
+void candidate_attention_out(const Tensor& q, const Tensor& k, const Tensor& v,
                              const OptTensor& kv_start, const OptTensor& kv_len,
                              const Tensor& cand_to_user, const OptTensor& user_offsets,
                              const OptTensor& order, std::optional<double> scale,
                              const Tensor& out);
-IKBO_PENDING Tensors2 candidate_attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
+Tensors2 candidate_attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
                                  const OptTensor& kv_start, const OptTensor& kv_len,
                                  const Tensor& cand_to_user, const OptTensor& user_offsets,
                                  const OptTensor& order, std::optional<double> scale);
-IKBO_PENDING Tensors3 candidate_attention_bwd(const Tensor& grad_out, const Tensor& q, const Tensor& k,
+Tensors3 candidate_attention_bwd(const Tensor& grad_out, const Tensor& q, const Tensor& k,
                                  const Tensor& v, const Tensor& out, const Tensor& lse,
                                  const OptTensor& kv_start, const OptTensor& kv_len,
                                  const Tensor& cand_to_user, const OptTensor& user_offsets,
@@ -108,101 +106,101 @@ IKBO_PENDING Tensors3 candidate_attention_bwd(const Tensor& grad_out, const Tens
                                  int64_t grad_mask);
 
 // norm.cpp
-IKBO_PENDING Tensor rms_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+Tensor rms_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                 double weight_offset, OptDtype out_dtype, int64_t normalized_ndim);
-IKBO_PENDING void rms_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+void rms_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                   double weight_offset, OptDtype out_dtype, int64_t normalized_ndim,
                   const Tensor& out);
-IKBO_PENDING Tensors2 rms_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+Tensors2 rms_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                       double weight_offset, OptDtype out_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors3 rms_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& weight,
+Tensors3 rms_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& weight,
                       const OptTensor& bias, const Tensor& rstd, double weight_offset,
                       int64_t normalized_ndim, int64_t grad_mask);
-IKBO_PENDING Tensor layer_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+Tensor layer_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                   double weight_offset, OptDtype out_dtype, int64_t normalized_ndim);
-IKBO_PENDING void layer_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+void layer_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                     double weight_offset, OptDtype out_dtype, int64_t normalized_ndim,
                     const Tensor& out);
-IKBO_PENDING Tensors3 layer_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
+Tensors3 layer_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
                         double weight_offset, OptDtype out_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors3 layer_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& weight,
+Tensors3 layer_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& weight,
                         const OptTensor& bias, const Tensor& mean, const Tensor& rstd,
                         double weight_offset, int64_t normalized_ndim, int64_t grad_mask);
-IKBO_PENDING Tensors2 add_rms_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors2 add_rms_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                       const OptTensor& bias, double eps, double weight_offset, OptDtype out_dtype,
                       OptDtype residual_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors3 add_rms_norm_fwd(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors3 add_rms_norm_fwd(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                           const OptTensor& bias, double eps, double weight_offset,
                           OptDtype out_dtype, OptDtype residual_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors4 add_rms_norm_bwd(const Tensor& grad_y, const OptTensor& grad_residual_out,
+Tensors4 add_rms_norm_bwd(const Tensor& grad_y, const OptTensor& grad_residual_out,
                           const Tensor& residual_out, const OptTensor& weight,
                           const OptTensor& bias, const Tensor& rstd, double weight_offset,
                           ScalarType x_dtype, ScalarType residual_dtype, int64_t normalized_ndim,
                           int64_t grad_mask);
-IKBO_PENDING Tensors2 add_layer_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors2 add_layer_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                         const OptTensor& bias, double eps, double weight_offset, OptDtype out_dtype,
                         OptDtype residual_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors4 add_layer_norm_fwd(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors4 add_layer_norm_fwd(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                             const OptTensor& bias, double eps, double weight_offset,
                             OptDtype out_dtype, OptDtype residual_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors4 add_layer_norm_bwd(const Tensor& grad_y, const OptTensor& grad_residual_out,
+Tensors4 add_layer_norm_bwd(const Tensor& grad_y, const OptTensor& grad_residual_out,
                             const Tensor& residual_out, const OptTensor& weight,
                             const OptTensor& bias, const Tensor& mean, const Tensor& rstd,
                             double weight_offset, ScalarType x_dtype, ScalarType residual_dtype,
                             int64_t normalized_ndim, int64_t grad_mask);
-IKBO_PENDING Tensor head_norm(const Tensor& x, const Tensor& weight, double eps, double weight_offset);
-IKBO_PENDING Tensors2 head_norm_fwd(const Tensor& x, const Tensor& weight, double eps, double weight_offset);
-IKBO_PENDING Tensors2 head_norm_bwd(const Tensor& grad_y, const Tensor& x, const Tensor& weight,
+Tensor head_norm(const Tensor& x, const Tensor& weight, double eps, double weight_offset);
+Tensors2 head_norm_fwd(const Tensor& x, const Tensor& weight, double eps, double weight_offset);
+Tensors2 head_norm_bwd(const Tensor& grad_y, const Tensor& x, const Tensor& weight,
                        const Tensor& rstd, double weight_offset, int64_t grad_mask);
 
 // norm_quant.cpp
-IKBO_PENDING Tensors3 rms_norm_quant(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
+Tensors3 rms_norm_quant(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
                         const OptTensor& scale, double eps, double weight_offset,
                         int64_t normalized_ndim);
-IKBO_PENDING Tensors4 layer_norm_quant(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
+Tensors4 layer_norm_quant(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
                           const OptTensor& scale, double eps, double weight_offset,
                           int64_t normalized_ndim);
-IKBO_PENDING Tensors4 add_rms_norm_quant(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors4 add_rms_norm_quant(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                             const OptTensor& bias, const OptTensor& scale, double eps,
                             double weight_offset, OptDtype residual_dtype, int64_t normalized_ndim);
-IKBO_PENDING Tensors5 add_layer_norm_quant(const Tensor& x, const Tensor& residual, const OptTensor& weight,
+Tensors5 add_layer_norm_quant(const Tensor& x, const Tensor& residual, const OptTensor& weight,
                               const OptTensor& bias, const OptTensor& scale, double eps,
                               double weight_offset, OptDtype residual_dtype,
                               int64_t normalized_ndim);
 
 // gated_linear.cpp
-IKBO_PENDING Tensor gated_linear(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+Tensor gated_linear(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
                     const OptTensor& b_gate, const OptTensor& b_up, const std::string& activation);
-IKBO_PENDING void gated_linear_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+void gated_linear_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
                       const OptTensor& b_gate, const OptTensor& b_up, const std::string& activation,
                       const Tensor& out);
-IKBO_PENDING Tensors3 gated_linear_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+Tensors3 gated_linear_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
                           const OptTensor& b_gate, const OptTensor& b_up,
                           const std::string& activation);
-IKBO_PENDING Tensors5 gated_linear_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate,
+Tensors5 gated_linear_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate,
                           const Tensor& w_up, const Tensor& gate, const Tensor& up,
                           const std::string& activation, int64_t grad_mask);
 
 // gated_mlp.cpp
-IKBO_PENDING Tensor gated_mlp(const Tensor& x, const Tensor& w_gate, const Tensor& w_up, const OptTensor& b_gate,
+Tensor gated_mlp(const Tensor& x, const Tensor& w_gate, const Tensor& w_up, const OptTensor& b_gate,
                  const OptTensor& b_up, const Tensor& w_down, const OptTensor& b_down,
                  const std::string& activation);
-IKBO_PENDING void gated_mlp_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+void gated_mlp_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
                    const OptTensor& b_gate, const OptTensor& b_up, const Tensor& w_down,
                    const OptTensor& b_down, const std::string& activation, const Tensor& out);
-IKBO_PENDING Tensors3 gated_mlp_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+Tensors3 gated_mlp_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
                        const OptTensor& b_gate, const OptTensor& b_up, const Tensor& w_down,
                        const OptTensor& b_down, const std::string& activation);
-IKBO_PENDING Tensors7 gated_mlp_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate,
+Tensors7 gated_mlp_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate,
                        const Tensor& w_up, const Tensor& w_down, const Tensor& gate,
                        const Tensor& up, const std::string& activation, int64_t grad_mask);
 
 // linear_act.cpp
-IKBO_PENDING Tensor linear_act(const Tensor& x, const Tensor& w, const OptTensor& b,
+Tensor linear_act(const Tensor& x, const Tensor& w, const OptTensor& b,
                   const std::string& activation);
-IKBO_PENDING Tensors2 linear_act_fwd(const Tensor& x, const Tensor& w, const OptTensor& b,
+Tensors2 linear_act_fwd(const Tensor& x, const Tensor& w, const OptTensor& b,
                         const std::string& activation);
-IKBO_PENDING Tensors3 linear_act_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w,
+Tensors3 linear_act_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w,
                         const Tensor& saved, const std::string& activation, int64_t grad_mask);
 
 }  // namespace ikbo

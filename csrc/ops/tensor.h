@@ -42,9 +42,8 @@ Result aten(const char* name, const char* overload, const Args&... args) {
 
 inline Sizes sizes_of(const Tensor& t) { return Sizes(t.sizes().begin(), t.sizes().end()); }
 
-inline Tensor empty(const Sizes& sizes, ScalarType dtype, const Tensor& like) {
-  return torch::stable::empty(sizes, dtype, std::nullopt, like.device());
-}
+// Contiguous, uninitialised. By the C shim: a quarter of the time of a call through the dispatcher.
+Tensor empty(const Sizes& sizes, ScalarType dtype, const Tensor& like);
 inline Tensor full(const Sizes& sizes, double value, ScalarType dtype, const Tensor& like) {
   return torch::stable::full(sizes, value, dtype, std::nullopt, like.device());
 }
@@ -60,6 +59,7 @@ inline Tensor scalar(double value, ScalarType dtype, const Tensor& like) {
 inline Tensor cast(const Tensor& t, ScalarType dtype) {
   return t.scalar_type() == dtype ? t : torch::stable::to(t, dtype);
 }
+// Sums of floating-point tensors only: the shim's alpha is a double, which ATen refuses for integers.
 inline Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
 inline Tensor sub(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b); }
 inline Tensor mul(const Tensor& a, const Tensor& b) { return aten("aten::mul", "Tensor", a, b); }
@@ -92,12 +92,21 @@ inline ScalarType accumulate_type(ScalarType t) {
   return t == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
+// 0, 1, ..., n - 1 in int32 or int64 (aten::arange takes Scalars).
+Tensor arange(int64_t n, const Tensor& like, ScalarType dtype = ScalarType::Int);
+
 // a[G,m,k] @ b[G,k,n] with sums and result in the accumulation type. CUDA multiplies 16-bit operands
 // as they are; the CPU's 16-bit product would round its result, so there the operands are widened.
 Tensor bmm_accumulate(const Tensor& a, const Tensor& b);
 inline Tensor mm_accumulate(const Tensor& a, const Tensor& b) {
   return torch::stable::squeeze(
       bmm_accumulate(torch::stable::unsqueeze(a, 0), torch::stable::unsqueeze(b, 0)), 0);
+}
+
+// An operand of a product with tensors of `dtype`: CUDA multiplies 16-bit by 16-bit, as autograd of
+// plain torch does; elsewhere the accumulation type is kept.
+inline Tensor as_operand(const Tensor& t, ScalarType dtype) {
+  return t.is_cuda() && is_16_bit(dtype) ? cast(t, dtype) : t;
 }
 
 // References work on slices of the batch so that what they need besides inputs and outputs is

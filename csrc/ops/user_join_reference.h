@@ -42,20 +42,8 @@ void join_user_part_reference(const Tensor& user_part, const OptTensor& bias,
 Tensor preactivation_grad(const Tensor& grad_out, const Tensor& saved, const UserRows& rows,
                           Activation activation);
 
-// As an operand of a product with tensors of `dtype`: CUDA multiplies 16-bit by 16-bit, as autograd
-// of plain torch does; elsewhere the accumulation type is kept.
-inline Tensor as_operand(const Tensor& t, ScalarType dtype) {
-  return t.is_cuda() && is_16_bit(dtype) ? cast(t, dtype) : t;
-}
-
 // sum over g of a[g] @ b[g] for a [G,m,k], b [G,k,n], slice by slice. Rows without a user are left
 // out of b, so that what a padding row holds (NaN, say) has no share.
 Tensor sum_of_products(const Tensor& a, const Tensor& b, const UserRows* rows);
-
-// What NAME_fwd saves for the backward: the pre-activation, or nothing where the output will do.
-inline Tensor allocate_preactivation(const Tensor& out, Activation activation) {
-  return needs_preactivation(activation) ? empty(sizes_of(out), out.scalar_type(), out)
-                                         : nothing(out.scalar_type(), out);
-}
 
 }  // namespace ikbo

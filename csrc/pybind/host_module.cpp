@@ -13,7 +13,6 @@ PYBIND11_MODULE(_host, m) {
       .def_readonly("passes", &Config::passes)
       .def_readonly("single_cta", &Config::single_cta)
       .def_readonly("tiles", &Config::tiles)
-      .def_readonly("from_histogram", &Config::from_histogram)
       .def_property_readonly("launches", &Config::launches)
       .def("scratch_words", &Config::scratch_words, py::arg("rows"))
       .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });

@@ -8,6 +8,7 @@ if "ikbo.collect_env" not in sys.orig_argv:
 
     __version__: str = _library.library().ikbo_version().decode()
 
+    from . import nn
     from .diagnostics import counters, explain, reset_counters, sm_limit, strict, warmup
     from .ops import *  # noqa: F403
     from .ops import __all__ as _op_names
@@ -15,6 +16,7 @@ if "ikbo.collect_env" not in sys.orig_argv:
     __all__ = [
         "counters",
         "explain",
+        "nn",
         "reset_counters",
         "sm_limit",
         "strict",

@@ -20,6 +20,7 @@ class Case:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_fwd: bool = True  # whether OP_fwd exists with the same arguments
     has_out: bool = False  # whether OP.out exists
+    all_results_differentiable: bool = True  # else a gradient into some result of OP_fwd raises
 
     def __str__(self) -> str:
         return f"{self.op}-{self.label}"

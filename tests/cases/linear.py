@@ -31,7 +31,7 @@ def linear_compression_args(
 
 
 def concat_linear_args(device: str, dtype: torch.dtype, **sizes: Any) -> tuple[Any, ...]:
-    sizes.setdefault("N", 1)
+    sizes["N"] = 1
     e_cand, e_user, *rest = linear_compression_args(device, dtype, **sizes)
     return (e_cand[..., 0].contiguous(), e_user[..., 0].contiguous(), *rest)
 

@@ -17,23 +17,24 @@ void run_group_candidates(const GroupCandidatesParams& p, const GroupCandidatesC
     words += 4 * p.rows;
   }
   const uint32_t n_users = static_cast<uint32_t>(p.n_users);
-  constexpr unsigned kThreads = GroupCandidatesConfig::kThreads;
   if (config.single_cta) {
-    launch(group::group_candidates_single_sm90, {1, kThreads}, stream, p.cand_to_user, p.order,
+    launch(group::group_candidates_single_sm90,
+           {1, group::kSingleThreads, sizeof(group::SingleShared)}, stream, p.cand_to_user, p.order,
            p.user_offsets, scratch, p.rows, n_users, config.passes);
     return;
   }
   scratch.histogram = reinterpret_cast<uint32_t*>(words);
-  const LaunchShape tiles{static_cast<unsigned>(config.tiles), kThreads};
+  const LaunchShape tiles{static_cast<unsigned>(config.tiles), group::kTileThreads,
+                          sizeof(group::TileShared)};
+  const LaunchShape digits{group::kDigits * 32 / 128, 128};
   for (int pass = 0; pass < config.passes; ++pass) {
     launch(group::group_candidates_histogram_sm90, tiles, stream, p.cand_to_user, scratch, p.rows,
            n_users, pass);
-    launch(group::group_candidates_scan_sm90, {1, kThreads}, stream, scratch.histogram,
-           config.tiles, config.from_histogram ? p.user_offsets : nullptr, n_users);
-    launch(group::group_candidates_scatter_sm90, tiles, stream, p.cand_to_user, p.order, scratch,
-           p.rows, n_users, pass, config.passes);
+    launch(group::group_candidates_scan_sm90, digits, stream, scratch.histogram, config.tiles);
+    launch(group::group_candidates_scatter_sm90, tiles, stream, p.cand_to_user, p.order,
+           p.user_offsets, scratch, p.rows, n_users, pass, config.passes);
   }
-  if (!config.from_histogram) {
+  if (config.passes > 1) {
     const unsigned blocks = static_cast<unsigned>((p.n_users + 1 + 255) / 256);
     launch(group::group_candidates_offsets_sm90, {blocks, 256}, stream,
            scratch.keys(config.passes - 1), p.rows, p.user_offsets, n_users);

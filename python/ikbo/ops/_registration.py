@@ -121,7 +121,8 @@ def register_autocast(name: str, keep_float32: Sequence[int] = ()) -> None:
 
 def grad_mask(ctx: Any, *positions: int) -> int:
     """The grad_mask of a _bwd op: bit i is set where input `positions[i]` of NAME_fwd needs it."""
-    return sum(1 << bit for bit, i in enumerate(positions) if ctx.needs_input_grad[i])
+    needed = ctx.needs_input_grad  # torch leaves out trailing arguments equal to their defaults
+    return sum(1 << bit for bit, i in enumerate(positions) if i < len(needed) and needed[i])
 
 
 def wanted(mask: int, bit: int, grad: Tensor) -> Tensor | None:

@@ -56,13 +56,7 @@ class CandidateMap:
         Raises:
             ValueError: an entry is out of range; names the first one.
         """
-        wrong = (self.cand_to_user < PADDING_ROW) | (self.cand_to_user >= self.n_users)
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0])
-            raise ValueError(
-                f"ikbo.candidate_map: expected users in [0, {self.n_users}) or -1 for padding, got "
-                f"{int(self.cand_to_user[row])} in row {row}. Correct the index or raise n_users."
-            )
+        _check_range(self.cand_to_user, self.n_users)
         return self
 
 
@@ -131,7 +125,21 @@ def _as_integers(name: str, values: Integers) -> Tensor:
             f"ikbo.candidate_map: expected {name} as a 1-D sequence of integers, got "
             f"{tensor.dtype} of shape {list(tensor.shape)}."
         )
-    return tensor
+    return tensor if tensor.dtype in (torch.int32, torch.int64) else tensor.to(torch.int64)
+
+
+def _in_range(users: Tensor, n_users: int) -> Tensor:
+    return (users >= PADDING_ROW) & (users < n_users)
+
+
+def _check_range(users: Tensor, n_users: int) -> None:
+    wrong = ~_in_range(users, n_users)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"ikbo.candidate_map: expected users in [0, {n_users}) or -1 for padding, got "
+            f"{int(users[row])} in row {row}. Correct the index or raise n_users."
+        )
 
 
 def _target(device: torch.device | str | None, values: Integers) -> torch.device | str:
@@ -146,12 +154,12 @@ def _from_indices(indices: Tensor, n_users: int | None) -> CandidateMap:
             "ikbo.candidate_map: indices need n_users, the number of rows on the user side. "
             "Pass n_users=e_user.shape[0]."
         )
+    if indices.device.type == "cpu":
+        _check_range(indices, n_users)
     # Grouped from the wide type: int64 values that int32 would wrap stay out of range.
     order, user_offsets = group_candidates(indices, n_users)
-    in_range = (indices >= PADDING_ROW) & (indices < n_users)
-    narrow = torch.where(in_range, indices, -2).to(torch.int32)
-    built = CandidateMap(narrow, user_offsets, order)
-    return built.check() if indices.device.type == "cpu" else built
+    narrow = torch.where(_in_range(indices, n_users), indices, -2).to(torch.int32)
+    return CandidateMap(narrow, user_offsets, order)
 
 
 def _from_offsets(offsets: Tensor, n_candidates: int | None) -> CandidateMap:

@@ -1,0 +1,23 @@
+"""The cases of every op, a module each."""
+
+from __future__ import annotations
+
+import importlib
+
+from ..cases import Case
+
+OPS = (
+    "linear_compression",
+    "concat_linear",
+    "candidate_attention",
+    "norms",
+    "gated_mlp",
+    "group_candidates",
+)
+
+
+def cases(op: str, shrink: int = 1) -> list[Case]:
+    """The cases of an op; with ``shrink``, every size divided by it (for a test of the makers)."""
+    module = importlib.import_module(f".{op}", __name__)
+    result: list[Case] = module.cases(lambda size: max(1, size // shrink))
+    return result

@@ -1,0 +1,82 @@
+#include "ops/checks.h"
+#include "ops/gated_reference.h"
+#include "ops/ops.h"
+#include "ops/record.h"
+
+namespace ikbo {
+namespace {
+
+Activation check_inputs(const char* op, const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+                        const OptTensor& b_gate, const OptTensor& b_up,
+                        const std::string& activation) {
+  check_features(op, "x", x);
+  const int64_t features = x.size(x.dim() - 1);
+  check_linear(op, "w_gate", w_gate, "b_gate", b_gate, "x.size(-1)", features, x);
+  check_linear(op, "w_up", w_up, "b_up", b_up, "x.size(-1)", features, x);
+  check_size(op, "w_up", w_up, 0, w_gate.size(0), "w_gate.size(0)");
+  return parse_activation(op, activation);
+}
+
+Tensor allocate_out(const Tensor& x, const Tensor& w_gate) {
+  return empty(with_features(x, w_gate.size(0)), x.scalar_type(), x);
+}
+
+constexpr const char* kNoKernel = "no Hopper kernel for this op";
+
+}  // namespace
+
+void gated_linear_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+                      const OptTensor& b_gate, const OptTensor& b_up, const std::string& activation,
+                      const Tensor& out) {
+  constexpr const char* op = "gated_linear";
+  const Activation act = check_inputs(op, x, w_gate, w_up, b_gate, b_up, activation);
+  check_out(op, out, with_features(x, w_gate.size(0)), x.scalar_type(), x);
+  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  fill_as_rows(out, [&](const Tensor& rows) {
+    gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, std::nullopt, act, rows,
+                    std::nullopt);
+  });
+}
+
+Tensor gated_linear(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+                    const OptTensor& b_gate, const OptTensor& b_up, const std::string& activation) {
+  constexpr const char* op = "gated_linear";
+  const Activation act = check_inputs(op, x, w_gate, w_up, b_gate, b_up, activation);
+  const Tensor out = allocate_out(x, w_gate);
+  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, std::nullopt, act, as_rows(out),
+                  std::nullopt);
+  return out;
+}
+
+Tensors3 gated_linear_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
+                          const OptTensor& b_gate, const OptTensor& b_up,
+                          const std::string& activation) {
+  constexpr const char* op = "gated_linear_fwd";
+  const Activation act = check_inputs(op, x, w_gate, w_up, b_gate, b_up, activation);
+  const Tensor out = allocate_out(x, w_gate);
+  const GatedSides saved{allocate_out(x, w_gate), allocate_out(x, w_gate)};
+  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, std::nullopt, act, as_rows(out),
+                  GatedSides{as_rows(saved.gate), as_rows(saved.up)});
+  return {out, saved.gate, saved.up};
+}
+
+Tensors5 gated_linear_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate,
+                          const Tensor& w_up, const Tensor& gate, const Tensor& up,
+                          const std::string& activation, int64_t grad_mask) {
+  constexpr const char* op = "gated_linear_bwd";
+  const Activation act = check_inputs(op, x, w_gate, w_up, std::nullopt, std::nullopt, activation);
+  const Sizes out_sizes = with_features(x, w_gate.size(0));
+  check_shape(op, "grad_out", grad_out, out_sizes, "[..., N]", x);
+  check_shape(op, "gate", gate, out_sizes, "[..., N]", x);
+  check_shape(op, "up", up, out_sizes, "[..., N]", x);
+  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  const GatedGrads grads =
+      gated_backward_reference(as_rows(grad_out), as_rows(x), w_gate, w_up, std::nullopt,
+                               {as_rows(gate), as_rows(up)}, act, grad_mask & 0b11111);
+  const Tensor grad_x = wants(grad_mask, 0) ? reshape(grads.x, sizes_of(x)) : grads.x;
+  return {grad_x, grads.w_gate, grads.w_up, grads.b_gate, grads.b_up};
+}
+
+}  // namespace ikbo

@@ -1,0 +1,90 @@
+#include "ops/checks.h"
+#include "ops/gated_reference.h"
+#include "ops/ops.h"
+#include "ops/record.h"
+
+namespace ikbo {
+namespace {
+
+Activation check_inputs(const char* op, const Tensor& x, const Tensor& w, const OptTensor& b,
+                        const std::string& activation) {
+  check_features(op, "x", x);
+  check_linear(op, "w", w, "b", b, "x.size(-1)", x.size(x.dim() - 1), x);
+  return parse_activation(op, activation);
+}
+
+Tensor allocate_out(const Tensor& x, const Tensor& w) {
+  return empty(with_features(x, w.size(0)), x.scalar_type(), x);
+}
+
+// The product, its activation and a widened x, in the accumulation type.
+int64_t row_bytes(const Tensor& x, const Tensor& w) {
+  return accumulate_bytes(x.size(1) + 2 * w.size(0), x.scalar_type());
+}
+
+void linear_act_reference(const Tensor& x, const Tensor& w, const OptTensor& b,
+                          Activation activation, const Tensor& out, const OptTensor& preact) {
+  for_each_slice(x.size(0), row_bytes(x, w), [&](int64_t first, int64_t count) {
+    const Tensor pre = linear_accumulate(narrow(x, 0, first, count), w, b);
+    if (preact) copy_(narrow(*preact, 0, first, count), pre);
+    copy_(narrow(out, 0, first, count), apply_activation(activation, pre));
+  });
+}
+
+constexpr const char* kNoKernel = "no Hopper kernel for this op";
+
+}  // namespace
+
+Tensor linear_act(const Tensor& x, const Tensor& w, const OptTensor& b,
+                  const std::string& activation) {
+  constexpr const char* op = "linear_act";
+  const Activation act = check_inputs(op, x, w, b, activation);
+  const Tensor out = allocate_out(x, w);
+  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  linear_act_reference(as_rows(x), w, b, act, as_rows(out), std::nullopt);
+  return out;
+}
+
+Tensors2 linear_act_fwd(const Tensor& x, const Tensor& w, const OptTensor& b,
+                        const std::string& activation) {
+  constexpr const char* op = "linear_act_fwd";
+  const Activation act = check_inputs(op, x, w, b, activation);
+  const Tensor out = allocate_out(x, w);
+  const Tensor preact = allocate_preactivation(out, act);
+  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  linear_act_reference(as_rows(x), w, b, act, as_rows(out),
+                       needs_preactivation(act) ? OptTensor(as_rows(preact)) : std::nullopt);
+  return {out, preact};
+}
+
+Tensors3 linear_act_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w,
+                        const Tensor& saved, const std::string& activation, int64_t grad_mask) {
+  constexpr const char* op = "linear_act_bwd";
+  const Activation act = check_inputs(op, x, w, std::nullopt, activation);
+  const Sizes out_sizes = with_features(x, w.size(0));
+  check_shape(op, "grad_out", grad_out, out_sizes, "[..., N]", x);
+  if (act != Activation::kNone) {
+    check_shape(op, "saved (preact, or out for relu and sigmoid)", saved, out_sizes, "[..., N]", x);
+  }
+  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  const ScalarType dtype = x.scalar_type(), sums = accumulate_type(dtype);
+  const Tensor rows = as_rows(x), grad_rows = as_rows(grad_out);
+  const OptTensor saved_rows = act == Activation::kNone ? std::nullopt : OptTensor(as_rows(saved));
+  const Tensor grad_x = wants(grad_mask, 0) ? empty(sizes_of(rows), dtype, x) : nothing(dtype, x);
+  SliceSum grad_w(wants(grad_mask, 1), sizes_of(w), x);
+  SliceSum grad_b(wants(grad_mask, 2), {w.size(0)}, x);
+  for_each_slice(rows.size(0), 2 * row_bytes(rows, w), [&](int64_t first, int64_t count) {
+    Tensor grad = cast(narrow(grad_rows, 0, first, count), sums);
+    if (saved_rows) {
+      grad = activation_backward(act, grad, cast(narrow(*saved_rows, 0, first, count), sums));
+    }
+    grad_b.add_columns(grad);
+    const Tensor operand = as_operand(grad, dtype);
+    grad_w.add_product(operand, narrow(rows, 0, first, count));
+    if (wants(grad_mask, 0)) copy_(narrow(grad_x, 0, first, count), mm_accumulate(operand, w));
+  });
+  return {wants(grad_mask, 0) ? reshape(grad_x, sizes_of(x)) : grad_x, grad_w.rounded(dtype),
+          grad_b.rounded(dtype)};
+}
+
+}  // namespace ikbo
