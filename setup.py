@@ -2,8 +2,8 @@
 
 Environment:
     MAX_JOBS: parallel compilations; by default one a core.
-    IKBO_LIBRARY: path of a libikbo.so built before. It is packed as it is and only _host is compiled
-        (seconds; no nvcc, no torch): how wheels for further Python versions are made.
+    IKBO_LIBRARY: path of a libikbo.so built before. It is packed as it is and only _host is
+        compiled (seconds; no nvcc, no torch): how wheels for further Python versions are made.
 """
 
 import importlib.util
@@ -17,12 +17,14 @@ import time
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-BUDGET_SECONDS = 600  # of a clean build on 2 cores
+BUDGET = "a clean build on 2 cores may take 600 s"
 
 
 def check_tools() -> None:
     """Names what is missing and how to get it, before CMake does so at length."""
-    missing = [name for name in ("cmake", "ninja", "pybind11") if not importlib.util.find_spec(name)]
+    missing = [
+        name for name in ("cmake", "ninja", "pybind11") if not importlib.util.find_spec(name)
+    ]
     if missing:
         sys.exit(
             f"ikbo: the build needs {', '.join(missing)} for {sys.executable}. To fix: "
@@ -58,8 +60,7 @@ class CMakeBuild(build_ext):
         cmake("-S", source, "-B", build, "-G", "Ninja", *configure)
         cmake("--build", build, "--parallel", jobs)
         seconds = time.monotonic() - started
-        print(f"ikbo: built in {seconds:.0f} s with {jobs} jobs (a clean build's budget on 2 cores: "
-              f"{BUDGET_SECONDS} s)")  # fmt: skip
+        print(f"ikbo: built in {seconds:.0f} s with {jobs} jobs; {BUDGET}")
 
 
 def cmake(*arguments: object) -> None:

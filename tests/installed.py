@@ -1,5 +1,5 @@
-"""What the tests know of the library under test: the ikbo that Python imports, which in `make test` is
-the installed wheel."""
+"""What the tests know of the library under test: the ikbo that Python imports, which in `make test`
+is the installed wheel."""
 
 from __future__ import annotations
 

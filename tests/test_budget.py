@@ -1,8 +1,8 @@
 """What the kernels and the build cost, against the checked-in table tests/budget.json.
 
-A kernel that needs more registers, shared memory or stack than its row fails, and so does one without
-a row. After a change that is meant: `python -m tests.test_budget` rewrites the rows, and the diff shows
-what it cost.
+A kernel that needs more registers, shared memory or stack than its row fails, and so does one
+without a row. After a change that is meant, `python -m tests.test_budget` rewrites the rows, and
+the diff shows what it cost. The rows are of the nvcc in requirements/nvcc.txt.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def test_library_keeps_to_its_size() -> None:
 
 
 def test_build_keeps_to_its_time() -> None:
-    """The compiler seconds in Ninja's log of the build that `make test` made, over 2 cores. Steps that
-    were up to date stand there with the time they took when they ran."""
+    """The compiler seconds in Ninja's log of the build that `make test` made, over 2 cores. Steps
+    that were up to date stand there with the time they took when they ran."""
     logs = list((REPOSITORY / "build").glob("temp.*/.ninja_log"))
     if not logs:
         pytest.skip("no build log: run make wheel")

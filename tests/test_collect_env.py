@@ -88,7 +88,10 @@ def test_failing_probe_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_tools_of_the_gpu_machine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi and nvcc as they answer on a machine that has them."""
     for name, answer in (
-        ("nvidia-smi", "NVIDIA H200, 9.0, 143771 MiB, 580.65\nNVIDIA H200, 9.0, 143771 MiB, 580.65"),
+        (
+            "nvidia-smi",
+            "NVIDIA H200, 9.0, 143771 MiB, 580.65\nNVIDIA H200, 9.0, 143771 MiB, 580.65",
+        ),
         ("nvcc", "Cuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0.r13.0"),
     ):
         tool = tmp_path / name

@@ -49,7 +49,9 @@ def test_explain_is_of_this_thread() -> None:
     """Another thread's calls don't show."""
     ikbo.explain("group_candidates", MAP, 2)
     seen: list[bytes] = []
-    thread = threading.Thread(target=lambda: seen.append(library().ikbo_explain(b"group_candidates")))
+    thread = threading.Thread(
+        target=lambda: seen.append(library().ikbo_explain(b"group_candidates"))
+    )
     thread.start()
     thread.join()
     assert seen == [b"null"]
@@ -128,7 +130,7 @@ def test_explain_on_a_gpu_shows_the_launch() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), "meta"])
 def test_warmup_wants_a_gpu(device: Any) -> None:
-    with pytest.raises(RuntimeError, match="ikbo.warmup: expected a CUDA device, got"):
+    with pytest.raises(RuntimeError, match=r"ikbo.warmup: expected a CUDA device, got"):
         ikbo.warmup(device)
 
 

@@ -1,4 +1,4 @@
-"""The decisions of the host side (ikbo._host): pure functions, checked over the whole input range."""
+"""The decisions of the host side (ikbo._host): pure functions, checked over their whole range."""
 
 from __future__ import annotations
 

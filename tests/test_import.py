@@ -1,4 +1,4 @@
-"""`import ikbo` is silent: no GPU, no environment, no output. And it says what keeps it from loading."""
+"""`import ikbo`: no GPU, no environment, no output; and an error that says what is wrong."""
 
 from __future__ import annotations
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ikbo
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ikbo.testing import assert_matches_definition, definitions
 from torch import Tensor
+
+import ikbo
+from ikbo.testing import assert_matches_definition, definitions
 
 from .cases import Maker
 from .cases.norms import head_norm_args, norm_args, schema_of

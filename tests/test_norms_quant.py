@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import ikbo
 import pytest
 import torch
-from ikbo.testing import definitions
 from torch import Tensor
+
+import ikbo
+from ikbo.testing import definitions
 
 from .cases import Maker
 from .cases.norms import norm_args, schema_of

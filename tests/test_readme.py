@@ -1,4 +1,4 @@
-"""The README holds: its example runs as printed, its table names every op, its links lead somewhere."""
+"""The README holds: its example runs as printed, its table names every op, its links lead there."""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ STREAM_GETTER = "aoti_torch_get_current_cuda_stream"
 
 def _wheel() -> pathlib.Path:
     """The wheel that `make test` installed."""
-    found = list((REPOSITORY / "dist").glob(f"ikbo-*-cp{sys.version_info[0]}{sys.version_info[1]}-*"))
+    found = list(
+        (REPOSITORY / "dist").glob(f"ikbo-*-cp{sys.version_info[0]}{sys.version_info[1]}-*")
+    )
     if not found:
         pytest.skip("no wheel in dist/ for this Python: run make wheel")
     return found[0]
@@ -44,9 +46,9 @@ def test_library_links_to_torch_and_the_c_runtime_alone() -> None:
 
 
 def test_torch_symbols_are_in_torch_2_11() -> None:
-    """Every torch symbol the library binds to is in the list taken from libtorch_cpu 2.11 (which is
-    all C: no C++ of torch is bound to). The stream getter lives in libtorch_cuda and is weak, so that
-    the library loads without."""
+    """Every torch symbol the library binds to is in the list taken from libtorch_cpu 2.11 (all C:
+    no C++ of torch is bound to). The stream getter lives in libtorch_cuda and is weak, so that the
+    library loads without it."""
     lines = (REPOSITORY / "tests/torch_2_11_symbols.txt").read_text().splitlines()
     in_2_11 = {line for line in lines if not line.startswith("#")}
     bound = {
@@ -83,7 +85,9 @@ def test_no_path_of_the_build_machine_inside() -> None:
 
 def test_wheel_holds_what_is_installed_and_nothing_else() -> None:
     with zipfile.ZipFile(_wheel()) as wheel:
-        assert wheel.read("ikbo/libikbo.so") == LIBRARY.read_bytes(), "the ikbo under test isn't the wheel in dist/: run make test"
+        assert wheel.read("ikbo/libikbo.so") == LIBRARY.read_bytes(), (
+            "the ikbo under test isn't the wheel in dist/: run make test"
+        )
         suffixes = {pathlib.PurePath(n).suffix for n in wheel.namelist() if n.startswith("ikbo/")}
         folders = {name.split("/")[0] for name in wheel.namelist()}
     assert suffixes - {""} <= {".py", ".pyi", ".so", ".typed"}
@@ -136,7 +140,7 @@ def test_loads_under_a_cuda_torch() -> None:
 
 
 def test_a_cpp_program_calls_an_op(tmp_path: pathlib.Path) -> None:
-    """Torch loaded, the library dlopen'ed, an op called through the stable dispatcher: no Python."""
+    """Torch loaded, the library dlopen'ed, an op called through the stable dispatcher."""
     torch_dir = pathlib.Path(torch.__file__).parent
     program = tmp_path / "dlopen_op"
     subprocess.run(

@@ -1,7 +1,7 @@
 """What a bug report needs: ``python -m ikbo.collect_env [--json]``.
 
-Needs the standard library alone. Each probe may fail and then says why; torch and ikbo are imported in
-another process, so that the report also comes when they crash.
+Needs the standard library alone. Each probe may fail and then says why; torch and ikbo are imported
+in another process, so that the report also comes when they crash.
 """
 
 from __future__ import annotations

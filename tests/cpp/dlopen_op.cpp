@@ -1,7 +1,7 @@
 // How a C++ server uses ikbo: dlopen_op /path/libikbo.so. torch is linked, ikbo is not.
 //
-// concat_linear of x_cand = [[1], [2], [3]] and x_user = [[10], [20]] with weights of one, candidate
-// b belonging to user map[b]: out[b] = x_cand[b] + x_user[map[b]].
+// concat_linear of x_cand = [[1], [2], [3]] and x_user = [[10], [20]] with weights of one,
+// candidate b belonging to user map[b]: out[b] = x_cand[b] + x_user[map[b]].
 
 #include <dlfcn.h>
 #include <torch/csrc/stable/library.h>
@@ -45,9 +45,9 @@ int main(int argc, char** argv) {
   const Tensor map = tensor<int32_t>({0, 1, 0}, {3}, ScalarType::Int);
   const std::optional<Tensor> none;
   using torch::stable::detail::from;
-  std::array<StableIValue, 9> stack{
-      from(x_cand), from(x_user), from(one),  from(one),  from(none),
-      from(map),    from(none),   from(none), from(std::string("none"))};
+  std::array<StableIValue, 9> stack{from(x_cand), from(x_user), from(one),
+                                    from(one),    from(none),   from(map),
+                                    from(none),   from(none),   from(std::string("none"))};
   STABLE_TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("ikbo::concat_linear", "", stack.data(), TORCH_ABI_VERSION));
   const Tensor out = torch::stable::detail::to<Tensor>(stack[0]);

@@ -20,7 +20,7 @@ def _fake(  # type: ignore[no-untyped-def]
 def _fwd_fake(q, *args, **kwargs):  # type: ignore[no-untyped-def]
     sums = torch.float64 if q.dtype is torch.float64 else torch.float32
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=sums)
-    return _fake(q, *args, **kwargs), lse
+    return _fake(q, *args, **kwargs), lse  # type: ignore[no-untyped-call]
 
 
 def _bwd_fake(  # type: ignore[no-untyped-def]
@@ -79,12 +79,12 @@ def candidate_attention(
 
     The history comes in one of three forms:
 
-    - dense: ``k [U, L, Hk, D]``, ``v [U, L, Hk, Dv]``. With ``kv_len``, only the first ``kv_len[u]``
-      keys of user u exist; what the rest holds, NaN included, changes nothing.
+    - dense: ``k [U, L, Hk, D]``, ``v [U, L, Hk, Dv]``. With ``kv_len``, only the first
+      ``kv_len[u]`` keys of user u exist; what the rest holds, NaN included, changes nothing.
     - flat: ``k [T, Hk, D]``, ``v [T, Hk, Dv]``, user u having the keys from ``kv_start[u]`` on,
       ``kv_len[u]`` of them: jagged, left-padded, or slots of a slab, which users may share.
-    - jagged ``torch.nested`` tensors (``layout=torch.jagged``) ``[U, j, Hk, D]``, ``[U, j, Hk, Dv]``,
-      v with the offsets of k.
+    - jagged ``torch.nested`` tensors (``layout=torch.jagged``) ``[U, j, Hk, D]`` and
+      ``[U, j, Hk, Dv]``, v with the offsets of k.
 
     Differentiable in q, k and v, once. Gradients of k and v sum over all candidates of the user.
 
@@ -94,14 +94,14 @@ def candidate_attention(
         v: the users' values in the dtype of q.
         cand_to_user: a :class:`CandidateMap`, or int32/int64 ``[B]``.
         kv_start: int32 or int64 ``[U]``, with flat k and v only, which need it.
-        kv_len: int32 or int64 ``[U]``; flat k and v need it, dense may have it, nested have their own.
+        kv_len: int32 or int64 ``[U]``; flat k and v need it, dense may have it, nested have one.
         scale: what scores are multiplied with; ``1 / sqrt(D)`` by default.
         out: preallocated ``[B, S, H, Dv]``; inference only.
 
     Returns:
-        ``[B, S, H, Dv]`` in the dtype of q. Scores, softmax and sums are kept in float32 (float64 for
-        float64). Rows of a user with no keys are zero, as is a padding row. An out-of-range row is
-        NaN, and so are the rows of a user whose ``kv_start`` or ``kv_len`` leaves the tensor.
+        ``[B, S, H, Dv]`` in the dtype of q. Scores, softmax and sums are kept in float32 (float64
+        for float64). Rows of a user with no keys are zero, as is a padding row. An out-of-range row
+        is NaN, and so are the rows of a user whose ``kv_start`` or ``kv_len`` leaves the tensor.
 
     Raises:
         RuntimeError: shapes, dtypes or devices don't agree; names both sides.
@@ -129,8 +129,8 @@ def _from_nested(
         if not (t.is_nested and t.layout is torch.jagged and t.dim() == 4):
             shape = f"{t.dim()}-D {'nested ' if t.is_nested else ''}tensor ({t.layout})"
             raise ValueError(
-                f"ikbo.candidate_attention: expected {name} as a jagged nested tensor [U, j, Hk, D] "
-                f"like the other, got a {shape}. Build both with "
+                f"ikbo.candidate_attention: expected {name} as a jagged nested tensor "
+                f"[U, j, Hk, D] like the other, got a {shape}. Build both with "
                 "torch.nested.nested_tensor_from_jagged(values, offsets)."
             )
     # The ragged size stands for the offsets: it is equal where the offsets are the same tensor.
@@ -139,6 +139,6 @@ def _from_nested(
             "ikbo.candidate_attention: expected nested k and v with the same offsets, got two of "
             "them. Build both with torch.nested.nested_tensor_from_jagged(values, offsets)."
         )
-    offsets, lengths = k.offsets(), k.lengths()
+    offsets, lengths = k.offsets(), k.lengths()  # type: ignore[attr-defined]
     kv_len = offsets.diff() if lengths is None else lengths
     return k.values(), v.values(), offsets[:-1], kv_len
