@@ -502,7 +502,8 @@ def test_empty_call_does_nothing_but_allocate(device: str) -> None:
     with torch.inference_mode(), torch.profiler.profile() as profile:
         torch.ops.ikbo.rms_norm(x, weight)
     names = {e.key for e in profile.key_averages()}
-    assert {n for n in names if "::" in n} == {"ikbo::rms_norm", "aten::empty"}
+    allocation = {"aten::empty", "aten::empty_strided"}
+    assert {n for n in names if "::" in n} - allocation == {"ikbo::rms_norm"}
 
 
 # ---- the rest ------------------------------------------------------------------------------------

@@ -13,18 +13,18 @@ Tensor allocate_y(const char* op, const NormProblem& p, const Tensor& x, OptDtyp
 
 void check_statistics(const char* op, const char* name, const Tensor& t, const NormProblem& p,
                       const Tensor& x) {
-  check(sizes_of(t) == p.leading, op, "expected ", name,
-        " in the shape of x without its normalised dimensions, got ", shape_text(t), " for x ",
-        shape_text(x), ". Pass the one NAME_fwd returned.");
-  check(t.scalar_type() == p.sums, op, "expected ", name, " in ", dtype_text(p.sums), ", got ",
-        dtype_text(t.scalar_type()), ". Pass the one NAME_fwd returned.");
+  IKBO_CHECK(sizes_of(t) == p.leading, op, "expected ", name,
+             " in the shape of x without its normalised dimensions, got ", shape_text(t), " for x ",
+             shape_text(x), ". Pass the one NAME_fwd returned.");
+  IKBO_CHECK(t.scalar_type() == p.sums, op, "expected ", name, " in ", dtype_text(p.sums), ", got ",
+             dtype_text(t.scalar_type()), ". Pass the one NAME_fwd returned.");
   check_same_device(op, name, t, "x", x);
 }
 
 void check_grad(const char* op, const char* name, const Tensor& grad, const NormProblem& p,
                 const Tensor& x) {
-  check(sizes_of(grad) == p.sizes, op, "expected ", name, " in the shape of x ", shape_text(x),
-        ", got ", shape_text(grad), ".");
+  IKBO_CHECK(sizes_of(grad) == p.sizes, op, "expected ", name, " in the shape of x ", shape_text(x),
+             ", got ", shape_text(grad), ".");
   check_floating(op, name, grad);
   check_same_device(op, name, grad, "x", x);
 }

@@ -17,9 +17,9 @@ struct Quantized {
 Quantized allocate_quantized(const char* op, const NormProblem& p, const Tensor& x,
                              const OptTensor& given) {
   if (given) {
-    check(given->numel() == 1 && given->scalar_type() == ScalarType::Float, op,
-          "expected scale of one element in float32, got ", shape_text(*given), " in ",
-          dtype_text(given->scalar_type()), ". Leave it out for a scale a row.");
+    IKBO_CHECK(given->numel() == 1 && given->scalar_type() == ScalarType::Float, op,
+               "expected scale of one element in float32, got ", shape_text(*given), " in ",
+               dtype_text(given->scalar_type()), ". Leave it out for a scale a row.");
     check_same_device(op, "scale", *given, "x", x);
   }
   return {empty(p.sizes, kQuantized, x),
