@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ikbo import _host
 
-DIGIT_BITS, TILE_ROWS, SINGLE_CTA_ROWS, SINGLE_CTA_USERS = 8, 8192, 16384, 65535
+DIGIT_BITS, TILE_ROWS, SINGLE_CTA_ROWS, SINGLE_CTA_USERS = 8, 4096, 8192, 16383
 
 every_problem = given(
     rows=st.integers(0, 2**31 - 1) | st.integers(0, 40_000),
@@ -31,7 +31,6 @@ def test_group_candidates_config(rows: int, n_users: int) -> None:
     # Keys are 0 ... n_users: the passes cover all their bits, and no pass is idle.
     assert n_users < 2 ** (DIGIT_BITS * config.passes)
     assert config.passes == 1 or n_users >= 2 ** (DIGIT_BITS * (config.passes - 1))
-    assert config.from_histogram == (config.passes == 1)
 
     fits_one_cta = rows <= SINGLE_CTA_ROWS and n_users <= SINGLE_CTA_USERS
     assert config.single_cta == fits_one_cta
@@ -45,11 +44,11 @@ def test_group_candidates_config(rows: int, n_users: int) -> None:
     if config.single_cta:
         assert config.launches == 1
     else:
-        assert config.launches == 3 * config.passes + (0 if config.from_histogram else 1)
+        assert config.launches == 3 * config.passes + (config.passes > 1)
 
-    # Two keys and two row numbers a row between passes; 256 counts a tile.
+    # Two keys and two row numbers a row between passes; 256 counts a tile, and their totals.
     ping_pong = 4 * rows if config.passes > 1 else 0
-    histogram = 0 if config.single_cta else 256 * config.tiles
+    histogram = 0 if config.single_cta else 256 * (config.tiles + 1)
     assert config.scratch_words(rows) == ping_pong + histogram
 
 
@@ -59,6 +58,6 @@ def test_config_prints_as_json() -> None:
         "kernel": "group_candidates_sm90",
         "passes": 2,
         "single_cta": False,
-        "tiles": 13,
+        "tiles": 25,
         "launches": 7,
     }

@@ -1,9 +1,8 @@
 // Attention as plain products, block by block: some query rows against some keys. Two ways to cut
-// the work into blocks share the mathematics:
-//  - On the CPU, a block is query rows of one user against that user's keys.
-//  - On a GPU, where the lengths aren't known without waiting for the device, a block is
-//  consecutive
-//    query rows against the keys of all users under a mask: U times the work. It is the slow path.
+// the work into blocks share the mathematics.
+// On the CPU, a block is query rows of one user against that user's keys. On a GPU, where lengths
+// aren't known without waiting for the device, it is consecutive query rows against the keys of all
+// users under a mask: U times the work, so this is the slow path there.
 #include "ops/candidate_attention_reference.h"
 
 #include "ops/group_candidates_reference.h"

@@ -24,13 +24,6 @@ template <class... Parts>
     }                                  \
   } while (false)
 
-template <class... Parts>
-void check(bool ok, const char* op, const Parts&... parts) {
-  if (!ok) [[unlikely]] {
-    fail(op, parts...);
-  }
-}
-
 std::string shape_text(const Tensor& t);   // "[2, 3]"
 const char* dtype_text(ScalarType t);      // "bfloat16"
 std::string device_text(const Tensor& t);  // "cuda:0"

@@ -25,7 +25,7 @@ Sizes with_features(const Tensor& x, int64_t features) {
 }
 
 void check_features(const char* op, const char* name, const Tensor& x) {
-  check(x.dim() >= 1, op, "expected ", name, " of shape [..., K], got ", shape_text(x), ".");
+  IKBO_CHECK(x.dim() >= 1, op, "expected ", name, " of shape [..., K], got ", shape_text(x), ".");
   check_floating(op, name, x);
 }
 
@@ -43,8 +43,8 @@ void check_linear(const char* op, const char* w_name, const Tensor& w, const cha
 
 void check_shape(const char* op, const char* name, const Tensor& t, const Sizes& sizes,
                  const char* shape_name, const Tensor& x) {
-  check(sizes_of(t) == sizes, op, "expected ", name, " of shape ", shape_name, ", got ",
-        shape_text(t), ".");
+  IKBO_CHECK(sizes_of(t) == sizes, op, "expected ", name, " of shape ", shape_name, ", got ",
+             shape_text(t), ".");
   check_like(op, name, t, "x", x);
 }
 

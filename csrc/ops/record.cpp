@@ -2,10 +2,12 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include <map>
+#include <algorithm>
+#include <mutex>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
+#include <vector>
 
 namespace ikbo {
 namespace {
@@ -14,22 +16,41 @@ std::atomic<PathSite*> first_site{nullptr};
 std::atomic<bool> strict{false};
 
 struct Record {
-  const char* path;
-  const char* reason;
+  const char* path = nullptr;  // null: the thread has not called the op
+  const char* reason = nullptr;
   std::string config;
 };
-// Keyed by op; a handful of ops, so the map stays tiny.
-thread_local std::map<std::string_view, Record> last_records;
+thread_local std::vector<Record> last_records;  // by op index
+
+// Every op that has a site, numbered as they come. Read and grown only when a site is made and by
+// explain.
+std::mutex op_names_mutex;
+std::vector<std::string_view> op_names;
+
+int index_of_op(std::string_view op) {
+  const std::lock_guard lock(op_names_mutex);
+  const auto found = std::find(op_names.begin(), op_names.end(), op);
+  if (found == op_names.end()) {
+    op_names.push_back(op);
+    return static_cast<int>(op_names.size()) - 1;
+  }
+  return static_cast<int>(found - op_names.begin());
+}
 
 }  // namespace
 
 PathSite::PathSite(const char* op, Kind kind, const char* path, const char* reason)
-    : op_(op), kind_(kind), path_(path), reason_(reason), next_(first_site.load()) {
+    : op_(op),
+      op_index_(index_of_op(op)),
+      kind_(kind),
+      path_(path),
+      reason_(reason),
+      next_(first_site.load()) {
   while (!first_site.compare_exchange_weak(next_, this)) {
   }
 }
 
-void PathSite::hit(const std::string& config) {
+void PathSite::hit(std::string config) {
   if (kind_ == Kind::kReference && strict.load(std::memory_order_relaxed)) {
     throw std::runtime_error("ikbo." + std::string(op_) +
                              ": strict mode expects a Hopper kernel, "
@@ -37,10 +58,8 @@ void PathSite::hit(const std::string& config) {
                              reason_ + ". Change what the reason names, or leave strict mode.");
   }
   count_.fetch_add(1, std::memory_order_relaxed);
-  Record& record = last_records[op_];
-  record.path = path_;
-  record.reason = reason_;
-  record.config = config;
+  if (last_records.size() <= static_cast<size_t>(op_index_)) last_records.resize(op_index_ + 1);
+  last_records[op_index_] = {path_, reason_, std::move(config)};
   if (kind_ == Kind::kReference && !warned_.exchange(true)) {
     const std::string text = "ikbo." + std::string(op_) +
                              " runs on the reference path: " + reason_ +
@@ -68,9 +87,13 @@ void counters_reset() {
 }
 
 std::string last_record_json(const char* op) {
-  const auto found = last_records.find(op);
-  if (found == last_records.end()) return "null";
-  const Record& record = found->second;
+  size_t index = last_records.size();
+  {
+    const std::lock_guard lock(op_names_mutex);
+    index = std::find(op_names.begin(), op_names.end(), op) - op_names.begin();
+  }
+  if (index >= last_records.size() || last_records[index].path == nullptr) return "null";
+  const Record& record = last_records[index];
   std::ostringstream json;
   json << "{\"op\": \"" << op << "\", \"path\": \"" << record.path << "\", \"reason\": \""
        << record.reason << "\"";

@@ -20,12 +20,13 @@ class PathSite {
   PathSite(const char* op, Kind kind, const char* path, const char* reason);
 
   // Counts the call and makes it the thread's last record. `config` is JSON of what is launched.
-  void hit(const std::string& config = {});
+  void hit(std::string config = {});
 
  private:
   friend std::string counters_json();
   friend void counters_reset();
   const char* op_;
+  int op_index_;  // of the thread's last records
   Kind kind_;
   const char* path_;
   const char* reason_;

@@ -2,8 +2,8 @@
 
 namespace ikbo {
 
-Tensor empty(const Sizes& sizes, ScalarType dtype, const Tensor& like) {
-  Sizes strides(sizes.size());
+Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef sizes, ScalarType dtype, const Tensor& like) {
+  std::array<int64_t, 64> strides;  // torch's limit on dimensions
   int64_t step = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
     strides[i] = step;

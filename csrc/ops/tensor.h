@@ -43,7 +43,7 @@ Result aten(const char* name, const char* overload, const Args&... args) {
 inline Sizes sizes_of(const Tensor& t) { return Sizes(t.sizes().begin(), t.sizes().end()); }
 
 // Contiguous, uninitialised. By the C shim: a quarter of the time of a call through the dispatcher.
-Tensor empty(const Sizes& sizes, ScalarType dtype, const Tensor& like);
+Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef sizes, ScalarType dtype, const Tensor& like);
 inline Tensor full(const Sizes& sizes, double value, ScalarType dtype, const Tensor& like) {
   return torch::stable::full(sizes, value, dtype, std::nullopt, like.device());
 }

@@ -48,7 +48,7 @@ def _register_full(name: str, out_of: Callable[[Tensor, Tensor], Tensor]) -> Non
         grad_out, x_cand, x_user, w_cand, w_user, saved, cand_to_user, user_offsets, order,
         activation, mask,
     ):  # fmt: skip
-        inputs = (x_cand, x_user, w_cand, w_user, w_cand[:, 0] if mask >> 4 & 1 else w_cand)
+        inputs = (x_cand, x_user, w_cand, w_user, w_cand.new_empty(w_cand.shape[0]))
         return tuple(empty_unless(mask, i, t) for i, t in enumerate(inputs))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -89,7 +89,7 @@ def _register_add(name: str, out_of: Callable[[Tensor, Tensor], Tensor]) -> None
         grad_out, x_cand, w_cand, user_part, saved, cand_to_user, user_offsets, order, activation,
         mask,
     ):  # fmt: skip
-        inputs = (x_cand, w_cand, user_part, w_cand[:, 0] if mask >> 3 & 1 else w_cand)
+        inputs = (x_cand, w_cand, user_part, w_cand.new_empty(w_cand.shape[0]))
         return tuple(empty_unless(mask, i, t) for i, t in enumerate(inputs))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -11,16 +11,14 @@ from ._registration import empty_unless, grad_mask, op, register, register_fake,
 from .candidate_map import CandidateMap, map_arguments
 
 
-def _fake(  # type: ignore[no-untyped-def]
-    q, k, v, kv_start, kv_len, cand_to_user, user_offsets=None, order=None, scale=None
-):
+def _fake(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return q.new_empty((*q.shape[:3], v.shape[-1]))
 
 
-def _fwd_fake(q, *args, **kwargs):  # type: ignore[no-untyped-def]
+def _fwd_fake(q: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     sums = torch.float64 if q.dtype is torch.float64 else torch.float32
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=sums)
-    return _fake(q, *args, **kwargs), lse  # type: ignore[no-untyped-call]
+    return _fake(q, *args, **kwargs), lse
 
 
 def _bwd_fake(  # type: ignore[no-untyped-def]
@@ -83,8 +81,8 @@ def candidate_attention(
       ``kv_len[u]`` keys of user u exist; what the rest holds, NaN included, changes nothing.
     - flat: ``k [T, Hk, D]``, ``v [T, Hk, Dv]``, user u having the keys from ``kv_start[u]`` on,
       ``kv_len[u]`` of them: jagged, left-padded, or slots of a slab, which users may share.
-    - jagged ``torch.nested`` tensors (``layout=torch.jagged``) ``[U, j, Hk, D]`` and
-      ``[U, j, Hk, Dv]``, v with the offsets of k.
+    - jagged ``torch.nested`` tensors (``layout=torch.jagged``), ``k [U, j, Hk, D]`` and
+      ``v [U, j, Hk, Dv]`` with the same offsets.
 
     Differentiable in q, k and v, once. Gradients of k and v sum over all candidates of the user.
 
@@ -93,8 +91,8 @@ def candidate_attention(
         k: the users' keys in the dtype of q; see above.
         v: the users' values in the dtype of q.
         cand_to_user: a :class:`CandidateMap`, or int32/int64 ``[B]``.
-        kv_start: int32 or int64 ``[U]``, with flat k and v only, which need it.
-        kv_len: int32 or int64 ``[U]``; flat k and v need it, dense may have it, nested have one.
+        kv_start: int32 or int64 ``[U]``. Flat k and v need it; no other form has it.
+        kv_len: int32 or int64 ``[U]``. Flat k and v need it, dense ones may have it.
         scale: what scores are multiplied with; ``1 / sqrt(D)`` by default.
         out: preallocated ``[B, S, H, Dv]``; inference only.
 
@@ -111,7 +109,8 @@ def candidate_attention(
         k, v, kv_start, kv_len = _from_nested(k, v, kv_start, kv_len)
     args = (q, k, v, kv_start, kv_len, *map_arguments(cand_to_user), scale)
     if out is None:
-        return op("candidate_attention")(*args)
+        result: Tensor = op("candidate_attention")(*args)
+        return result
     op("candidate_attention.out")(*args, out=out)
     return out
 
@@ -139,6 +138,7 @@ def _from_nested(
             "ikbo.candidate_attention: expected nested k and v with the same offsets, got two of "
             "them. Build both with torch.nested.nested_tensor_from_jagged(values, offsets)."
         )
-    offsets, lengths = k.offsets(), k.lengths()  # type: ignore[attr-defined]
+    nested: Any = k
+    offsets, lengths = nested.offsets(), nested.lengths()
     kv_len = offsets.diff() if lengths is None else lengths
     return k.values(), v.values(), offsets[:-1], kv_len

@@ -61,6 +61,8 @@ class CandidateMap:
 
 
 torch.export.register_dataclass(CandidateMap, serialized_type_name="ikbo.CandidateMap")
+# A saved program holds its example inputs; without this torch.export.load refuses those with a map.
+torch.serialization.add_safe_globals([CandidateMap])
 
 
 def candidate_map(

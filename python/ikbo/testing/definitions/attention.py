@@ -17,7 +17,7 @@ def candidate_attention(
     cand_to_user: Tensor,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scale * q[b] @ k[u(b)].T) @ v[u(b)] per head; logsumexp of the scores [B, H, S].
+    """softmax(scale * q[b] @ k[u(b)].T) @ v[u(b)] per head; the scores' logsumexp [B, H, S].
 
     Flat k and v are cut into dense ones first: user u's keys in front, the rest of its row empty.
     """
@@ -40,13 +40,10 @@ def candidate_attention(
         user_rows(t, cand_to_user).transpose(1, 2).repeat_interleave(group, 1) for t in (k, v)
     )
     here = user_rows(exists, cand_to_user)[:, None, None]
-    scores = (
-        q.transpose(1, 2) @ keys.transpose(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
-    )
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    scores = q.transpose(1, 2) @ keys.transpose(2, 3) * scale
     scores = scores.masked_fill(~here, float("-inf"))
-    some = here.any(
-        -1, keepdim=True
-    )  # rows with an empty history have weights 0, not softmax's NaN
+    some = here.any(-1, keepdim=True)  # with an empty history, weights are 0 and not softmax's NaN
     weights = torch.where(some, scores, 0).softmax(-1) * some
     out = (weights @ values).transpose(1, 2)
     lse = scores.logsumexp(-1)
