@@ -44,7 +44,7 @@ void check_linear(const char* op, const char* w_name, const Tensor& w, const cha
 void check_shape(const char* op, const char* name, const Tensor& t, const Sizes& sizes,
                  const char* shape_name, const Tensor& x) {
   IKBO_CHECK(sizes_of(t) == sizes, op, "expected ", name, " of shape ", shape_name, ", got ",
-        shape_text(t), ".");
+             shape_text(t), ".");
   check_like(op, name, t, "x", x);
 }
 

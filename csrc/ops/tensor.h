@@ -20,8 +20,8 @@
 
 namespace ikbo {
 
-// Beside the wrappers below, argument-dependent lookup finds torch::stable's own: reshape, transpose,
-// contiguous, unsqueeze, ...
+// Beside the wrappers below, argument-dependent lookup finds torch::stable's own: reshape,
+// transpose, contiguous, unsqueeze, ...
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -59,7 +59,8 @@ inline Tensor scalar(double value, ScalarType dtype, const Tensor& like) {
 inline Tensor cast(const Tensor& t, ScalarType dtype) {
   return t.scalar_type() == dtype ? t : torch::stable::to(t, dtype);
 }
-// Sums of floating-point tensors only: the shim's alpha is a double, which ATen refuses for integers.
+// Sums of floating-point tensors only: the shim's alpha is a double, which ATen refuses for
+// integers.
 inline Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
 inline Tensor sub(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b); }
 inline Tensor mul(const Tensor& a, const Tensor& b) { return aten("aten::mul", "Tensor", a, b); }
@@ -95,8 +96,9 @@ inline ScalarType accumulate_type(ScalarType t) {
 // 0, 1, ..., n - 1 in int32 or int64 (aten::arange takes Scalars).
 Tensor arange(int64_t n, const Tensor& like, ScalarType dtype = ScalarType::Int);
 
-// a[G,m,k] @ b[G,k,n] with sums and result in the accumulation type. CUDA multiplies 16-bit operands
-// as they are; the CPU's 16-bit product would round its result, so there the operands are widened.
+// a[G,m,k] @ b[G,k,n] with sums and result in the accumulation type. CUDA multiplies 16-bit
+// operands as they are; the CPU's 16-bit product would round its result, so there the operands are
+// widened.
 Tensor bmm_accumulate(const Tensor& a, const Tensor& b);
 inline Tensor mm_accumulate(const Tensor& a, const Tensor& b) {
   return torch::stable::squeeze(
