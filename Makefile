@@ -13,7 +13,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 SOURCES := setup.py pyproject.toml README.md LICENSE CMakeLists.txt \
-  $(shell find cmake csrc python/ikbo -type f ! -name '*.so' ! -name '*.pyc')
+  $(shell find cmake csrc) $(shell find python/ikbo -type f ! -name '*.so' ! -name '*.pyc')
 CXX_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test wheel bench lint clean

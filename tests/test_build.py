@@ -101,6 +101,35 @@ def test_other_generator(tmp_path: pathlib.Path) -> None:
     assert "ikbo: expected the Ninja generator, got Unix Makefiles" in said
 
 
+SERIALISED = "ptxas info : (C7511) wgmma.mma_async instructions are serialized due to a call"
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "expected"),
+    [("", 0, 0), ("a warning", 0, 0), (SERIALISED, 0, 1), ("an error", 3, 3)],
+)
+def test_launcher_fails_where_wgmma_is_serialised(
+    tmp_path: pathlib.Path, says: str, status: int, expected: int
+) -> None:
+    nvcc = _program(tmp_path / "nvcc", says)
+    nvcc.write_text(f"{nvcc.read_text()}\nexit {status}\n")
+    launcher = REPOSITORY / "cmake/nvcc_launcher.sh"
+    done = subprocess.run([launcher, nvcc], capture_output=True, text=True)
+    assert done.returncode == expected
+    assert says in done.stdout
+
+
+def test_launcher_hides_the_build_directory(tmp_path: pathlib.Path) -> None:
+    nvcc = _program(tmp_path / "nvcc", "")
+    nvcc.write_text("#!/bin/sh\nprintf '%s|' \"$@\"\n")
+    source = tmp_path / "csrc/a b.cu"
+    done = subprocess.run(
+        [REPOSITORY / "cmake/nvcc_launcher.sh", nvcc, "-c", source, "-o", "x.cu.o", "-DA=$B c"],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout == "-c|/proc/self/cwd/csrc/a b.cu|-o|x.cu.o|-DA=$B c|\n"
+
+
 BUILD_EXT = """
 import importlib.util, runpy, sys
 find_spec = importlib.util.find_spec
