@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,10 +36,15 @@ class MovieLens:
     rating: Tensor  # [ratings], 1 to 5
     first: Tensor  # [users + 1]: where each user's ratings begin
 
+    def to(self, device: torch.device) -> MovieLens:
+        moved = {n: v.to(device) for n, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
     def history(self, users: Tensor, before: Tensor) -> History:
         """The users' last ratings before the given places in the list of ratings."""
         begin = torch.maximum(self.first[users], before - HISTORY)
-        places = (begin[:, None] + torch.arange(HISTORY)).clamp(max=len(self.rating) - 1)
+        places = begin[:, None] + torch.arange(HISTORY, device=begin.device)
+        places = places.clamp(max=len(self.rating) - 1)
         return History(self.movie[places], self.rating[places], (before - begin).int())
 
     def split(self, held_out: float) -> Tensor:

@@ -31,6 +31,8 @@ class UserSide(NamedTuple):
 class RankingModel(nn.Module):
     """Embeddings -> linear compression and attention over the history -> MLP -> one score.
 
+    The sigmoid of the score is the expected rating, from 0 for one star to 1 for five.
+
     Args:
         data: gives the numbers of users, movies and so on, and the movies' genres and years.
         width: N, the width of every embedding.
@@ -44,10 +46,10 @@ class RankingModel(nn.Module):
         self,
         data: MovieLens,
         width: int = 32,
-        heads: int = 1,
+        heads: int = 2,
         compressed: int = 4,
         hidden: int = 64,
-        dropout: float = 0.3,
+        dropout: float = 0.15,
     ) -> None:
         super().__init__()
         for name in ("traits", "years", "genres"):
@@ -63,7 +65,7 @@ class RankingModel(nn.Module):
         self.n_user_rows, n_candidate_rows = len(counts), 3
         self.compress = nn.Linear(self.n_user_rows + n_candidate_rows, compressed)
         self.n_user_features = self.n_user_rows * width
-        n_features = (self.n_user_rows + n_candidate_rows + compressed + 1) * width
+        n_features = (self.n_user_rows + n_candidate_rows + compressed + 2) * width
         self.mlp_in = nn.Linear(n_features, hidden)
         self.mlp_out = nn.Linear(hidden, 1)
         self.dropout = nn.Dropout(dropout)
@@ -74,7 +76,7 @@ class RankingModel(nn.Module):
     def user_side(self, users: Tensor, history: History) -> UserSide:
         ids = [users, *self.traits[users].unbind(1)]
         rows = torch.stack([e(i) for e, i in zip(self.user_embeddings, ids, strict=True)], 1)
-        watched = self.dropout(self._movie_rows(history.movies).sum(-2) + self.rated(history.ratings))
+        watched = self._movie_rows().sum(1)[history.movies] + self.rated(history.ratings)
         keys, values = (
             layer(watched).unflatten(-1, (self.heads, -1)) for layer in (self.key, self.value)
         )
@@ -82,7 +84,7 @@ class RankingModel(nn.Module):
 
     def candidate_rows(self, movies: Tensor) -> Tensor:
         """[B, 3, N]: movie, genres, year."""
-        return self.dropout(self._movie_rows(movies))
+        return self.dropout(self._movie_rows()[movies])
 
     def forward(self, user: UserSide, candidates: Tensor) -> Tensor:
         """The usual way: row b of every user tensor belongs to candidate b. [B, 3, N] -> [B]."""
@@ -94,8 +96,8 @@ class RankingModel(nn.Module):
             user.keys.transpose(1, 2),
             user.values.transpose(1, 2),
             attn_mask=seen[:, None, None],
-        )
-        features = [user.rows, candidates, compressed, attended]
+        ).flatten(1)
+        features = [user.rows, candidates, compressed, attended, attended * candidates.sum(1)]
         hidden = F.gelu(self.mlp_in(torch.cat([f.flatten(1) for f in features], 1)))
         return self.mlp_out(self.dropout(hidden)).squeeze(1)
 
@@ -109,17 +111,23 @@ class RankingModel(nn.Module):
         )
         attended = ikbo.candidate_attention(
             self._query(candidates), user.keys, user.values, cand_to_user, kv_len=user.length
-        )
-        features = torch.cat([f.flatten(1) for f in (candidates, compressed, attended)], 1)
+        ).flatten(1)
+        features = [candidates, compressed, attended, attended * candidates.sum(1)]
         w_user, w_cand = self._split(self.mlp_in.weight, self.n_user_features)
         hidden = ikbo.concat_linear(
-            features, user.rows.flatten(1), w_cand, w_user, self.mlp_in.bias, cand_to_user, "gelu"
+            torch.cat([f.flatten(1) for f in features], 1),
+            user.rows.flatten(1),
+            w_cand,
+            w_user,
+            self.mlp_in.bias,
+            cand_to_user,
+            "gelu",
         )
         return self.mlp_out(hidden).squeeze(1)
 
-    def _movie_rows(self, movies: Tensor) -> Tensor:
-        rows = [self.movie(movies), self.genre(self.genres[movies]), self.year(self.years[movies])]
-        return torch.stack(rows, -2)
+    def _movie_rows(self) -> Tensor:
+        """[movies, 3, N]"""
+        return torch.stack([self.movie.weight, self.genre(self.genres), self.year(self.years)], 1)
 
     def _query(self, candidates: Tensor) -> Tensor:
         """[B, 1, H, D]: what a candidate asks of the history."""
