@@ -58,6 +58,7 @@ class RankingModel(nn.Module):
         self.user_embeddings = nn.ModuleList(nn.Embedding(n, width) for n in counts)
         self.movie = nn.Embedding(len(data.titles), width)
         self.year = nn.Embedding(int(data.years.max()) + 1, width)
+        # The mean of the embeddings of a movie's genres.
         self.genre = nn.Linear(data.genres.shape[1], width, bias=False)
         self.rated = nn.Embedding(6, width)
         self.heads = heads
