@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -52,6 +53,13 @@ def test_json_report_of_a_good_installation() -> None:
     assert "import_error" not in report
 
 
+def test_report_from_within_python() -> None:
+    report = collect_env.collect()
+    assert report["ikbo_loads"] is True
+    assert report["ikbo_installed"] == ikbo.__version__
+    assert report["python_executable"] == sys.executable
+
+
 def test_library_that_is_no_library_is_reported(tmp_path: pathlib.Path) -> None:
     report = _broken_copy(tmp_path, b"not a library")
     assert report["ikbo_loads"] is False
@@ -79,8 +87,13 @@ def test_failing_probe_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> Non
     def no_subprocess(*args: Any, **kwargs: Any) -> None:
         raise OSError("no processes left")
 
+    def no_package(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
     monkeypatch.setattr(subprocess, "run", no_subprocess)
+    monkeypatch.setattr(importlib.metadata, "version", no_package)
     report = collect_env.collect()
+    assert report["ikbo_installed"] is None
     assert report["imports"] == "OSError: no processes left"
     assert report["python"] == sys.version.split()[0]
 
