@@ -76,9 +76,11 @@ def load() -> MovieLens:
     has_genre = torch.tensor([[g in row["class"].split() for g in genres] for row in movies])
     return MovieLens(
         traits=torch.tensor(
-            [[int(row["age"]) // 10, row["gender"] == "F", occupations.index(row["occupation"])]
-             for row in users]
-        ),  # fmt: skip
+            [
+                [int(row["age"]) // 10, row["gender"] == "F", occupations.index(row["occupation"])]
+                for row in users
+            ]
+        ),
         titles=[_readable(row["movie_title"]) for row in movies],
         years=torch.tensor([_span(row["release_year"]) for row in movies]),
         genres=has_genre / has_genre.sum(1, keepdim=True).clamp(min=1),
