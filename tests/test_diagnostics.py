@@ -92,14 +92,11 @@ def test_strict_leaves_the_cpu_alone() -> None:
 
 
 SLOW_PATH = """
-import warnings, torch, ikbo
+import torch, ikbo
 args = (torch.ones(3, 2), torch.ones(1, 2), torch.ones(4, 2), torch.ones(4, 2))
 args = [a.double().cuda() for a in args] + [None, torch.zeros(3, dtype=torch.int32).cuda()]
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    for _ in range(3):
-        torch.ops.ikbo.concat_linear(*args)
-print([str(w.message) for w in caught])
+for _ in range(3):
+    torch.ops.ikbo.concat_linear(*args)
 try:
     with ikbo.strict():
         torch.ops.ikbo.concat_linear(*args)
@@ -114,8 +111,8 @@ print(ikbo.counters())
 def test_slow_path_on_a_gpu_warns_once_and_raises_under_strict() -> None:
     """float64 has no kernel. In a process of its own: the warning comes once a process."""
     done = run_python(SLOW_PATH)
-    warned, raised, counted = done.stdout.splitlines()
-    assert warned.count("ikbo.concat_linear runs on the reference path") == 1, done.stderr
+    raised, counted = done.stdout.splitlines()
+    assert done.stderr.count("ikbo.concat_linear runs on the reference path") == 1, done.stderr
     assert "ikbo.concat_linear: strict mode expects a Hopper kernel" in raised
     assert counted == "{('concat_linear', 'reference'): 4}"
 

@@ -69,10 +69,13 @@ def test_touches_no_gpu(device: str) -> None:
         "def open_devices():\n"
         "    links = [f'/proc/self/fd/{fd}' for fd in os.listdir('/proc/self/fd')]\n"
         "    return [os.readlink(l) for l in links if os.path.lexists(l)]\n"
+        "def driver_is_loaded():\n"
+        "    return 'libcuda.so' in pathlib.Path('/proc/self/maps').read_text()\n"
+        "loaded_by_torch = driver_is_loaded()\n"
         "import ikbo\n"
         "assert not torch.cuda.is_initialized()\n"
         "assert not [d for d in open_devices() if d.startswith('/dev/nvidia')]\n"
-        "assert 'libcuda.so' not in pathlib.Path('/proc/self/maps').read_text()\n"
+        "assert driver_is_loaded() == loaded_by_torch\n"
     )
     assert done.returncode == 0, done.stderr
 

@@ -36,7 +36,7 @@ LinearCompressionGrads linear_compression_candidate_grads(const Tensor& grad_out
   if (want_e_cand) {
     grads.e_cand = empty(sizes_of(e_cand), dtype, e_cand);
     const Tensor w = transpose(w_cand, 0, 1);
-    for_each_slice(e_cand.size(0), e_cand.size(1) * e_cand.size(2) * 4,
+    for_each_slice(e_cand, e_cand.size(0), e_cand.size(1) * e_cand.size(2) * 4,
                    [&](int64_t first, int64_t count) {
                      const Tensor grad = bmm_accumulate(expand(w, {count, w.size(0), w.size(1)}),
                                                         narrow(pre, 0, first, count));

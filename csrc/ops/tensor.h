@@ -111,14 +111,18 @@ inline Tensor as_operand(const Tensor& t, ScalarType dtype) {
   return t.is_cuda() && is_16_bit(dtype) ? cast(t, dtype) : t;
 }
 
-// References work on slices of the batch so that what they need besides inputs and outputs is
-// bounded: no slice's temporaries exceed about this many bytes (a single row may).
-inline constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;
+// References work on slices of the batch, so that what they need besides inputs and outputs is
+// bounded: no slice's temporaries exceed about this many bytes (a single row may). More on a GPU,
+// where each slice costs launches.
+inline int64_t workspace_bytes(const Tensor& like) {
+  return like.is_cuda() ? int64_t{1} << 30 : int64_t{64} << 20;
+}
 
-// Calls body(first, count) over [0, rows) in slices of at most kWorkspaceBytes / row_bytes rows.
+// Calls body(first, count) over [0, rows) in slices of at most workspace_bytes / row_bytes rows.
 template <class Body>
-void for_each_slice(int64_t rows, int64_t row_bytes, const Body& body) {
-  const int64_t step = std::max<int64_t>(1, kWorkspaceBytes / std::max<int64_t>(1, row_bytes));
+void for_each_slice(const Tensor& like, int64_t rows, int64_t row_bytes, const Body& body) {
+  const int64_t step =
+      std::max<int64_t>(1, workspace_bytes(like) / std::max<int64_t>(1, row_bytes));
   for (int64_t first = 0; first < rows; first += step) body(first, std::min(step, rows - first));
 }
 

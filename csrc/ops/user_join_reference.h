@@ -26,7 +26,7 @@ void join_user_part_reference(const Tensor& user_part, const OptTensor& bias,
   }
   if (bias) part = add(part, cast(*bias, sums));
   const int64_t row_bytes = out.numel() / batch * (sums == ScalarType::Double ? 8 : 4);
-  for_each_slice(batch, row_bytes, [&](int64_t first, int64_t count) {
+  for_each_slice(out, batch, row_bytes, [&](int64_t first, int64_t count) {
     const Tensor pre =
         add(product(first, count), index_select(part, 0, narrow(rows.index, 0, first, count)));
     if (preact) {
