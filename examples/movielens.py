@@ -119,4 +119,5 @@ def _span(year: str) -> int:
 def _readable(title: str) -> str:
     """'Net, The' -> 'The Net'."""
     name, _, article = title.rpartition(", ")
-    return f"{article} {name}" if article in ("The", "A", "An") else title
+    articles = ("The", "A", "An", "La", "Le", "Les", "Il", "Der", "Das")
+    return f"{article} {name}" if article in articles else title

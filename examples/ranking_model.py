@@ -46,10 +46,10 @@ class RankingModel(nn.Module):
         self,
         data: MovieLens,
         width: int = 32,
-        heads: int = 2,
+        heads: int = 1,
         compressed: int = 4,
         hidden: int = 64,
-        dropout: float = 0.15,
+        dropout: float = 0.3,
     ) -> None:
         super().__init__()
         for name in ("traits", "years", "genres"):

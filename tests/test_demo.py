@@ -14,7 +14,7 @@ from ranking_model import RankingModel
 
 import ikbo
 
-USERS, MOVIES, RATINGS = 9, 130, 60
+USERS, MOVIES, RATINGS = 9, 400, 60
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_history_ends_before_its_place_and_stays_with_its_user(data: MovieLens) 
 
 def test_movies_to_rank_are_unseen(data: MovieLens) -> None:
     for user in range(USERS):
-        movies = rank_movies.popular_unseen(data, user)
+        movies = rank_movies.draw_unseen(data, user)
         assert movies.unique().numel() == rank_movies.CANDIDATES
         assert not torch.isin(movies, data.movie[data.user == user]).any()
 
