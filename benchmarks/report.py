@@ -114,15 +114,22 @@ def table(cases: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
     lines = [f"| case | `ikbo`, µs | {' | '.join(peers)} |", "|---" * (len(peers) + 2) + "|"]
     for name, rows in cases.items():
         ikbo = rows["ikbo"]
-        cells = [f"{ikbo['us']:.4g}" if "us" in ikbo else "error"]
+        cells = [_readable(ikbo["us"]) if "us" in ikbo else "error"]
         for peer in peers:
             row = rows.get(peer)
             if row is None or ("ratio" not in row and "error" not in row):
                 cells.append("")
             else:
-                cells.append(f"{row['ratio']:.2f}" if "ratio" in row else "error")
+                cells.append(_readable(row["ratio"]) if "ratio" in row else "error")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
+
+
+def _readable(number: float) -> str:
+    """Three digits of what is above 1, two of what is below: 193,700; 54.4; 1.07; 0.0012."""
+    if number >= 100:
+        return f"{float(f'{number:.4g}'):,.0f}"
+    return f"{number:.3g}" if number >= 1 else f"{number:.2g}"
 
 
 def yardsticks(cases: dict[str, dict[str, dict[str, Any]]]) -> list[str]:

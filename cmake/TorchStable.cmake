@@ -1,7 +1,6 @@
 # Target torch_stable: LibTorch's stable ABI and nothing else of torch. find_package(Torch) is
 # avoided on purpose: it demands a CUDA toolkit that matches torch's and adds flags of its own.
 if(NOT IKBO_TORCH_DIR)
-  find_package(Python REQUIRED COMPONENTS Interpreter)
   execute_process(
     COMMAND ${Python_EXECUTABLE} -c "import importlib.util
 spec = importlib.util.find_spec('torch')
@@ -15,12 +14,15 @@ if(NOT EXISTS "${IKBO_TORCH_DIR}/include/torch/csrc/stable/library.h")
 endif()
 message(STATUS "torch: ${IKBO_TORCH_DIR}")
 
+# For the C++ files alone: the kernels know no torch. 2.11 is the oldest torch the library loads under;
+# USE_CUDA makes the shim header declare the stream getter, which launch/stream.cpp declares weak.
 add_library(torch_stable INTERFACE)
-target_include_directories(torch_stable SYSTEM INTERFACE "${IKBO_TORCH_DIR}/include")
-# 2.11 is the oldest torch the library loads under; USE_CUDA makes the shim header declare the
-# stream getter, which launch/stream.cpp declares weak.
+target_include_directories(torch_stable SYSTEM INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:${IKBO_TORCH_DIR}/include>)
 target_compile_definitions(torch_stable INTERFACE
-  TORCH_TARGET_VERSION=0x020b000000000000 USE_CUDA)
+  $<$<COMPILE_LANGUAGE:CXX>:TORCH_TARGET_VERSION=0x020b000000000000;USE_CUDA>)
+# Static initialisers register the ops: the loader must bring torch's libraries in even where the
+# linker sees no direct call.
 target_link_options(torch_stable INTERFACE -Wl,--no-as-needed)
 target_link_libraries(torch_stable INTERFACE
   "${IKBO_TORCH_DIR}/lib/libtorch.so" "${IKBO_TORCH_DIR}/lib/libtorch_cpu.so")

@@ -1,4 +1,4 @@
-"""The ops inside an AOTInductor package: compiled once, run at other batch sizes without Python ops."""
+"""The ops inside an AOTInductor package: compiled once, run at other batch sizes without Python."""
 
 from __future__ import annotations
 

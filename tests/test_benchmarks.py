@@ -297,7 +297,7 @@ def test_report_shows_gains_and_losses() -> None:
     data = {"norms": results(torch=1.254, other=0.5, copy=0.9)}
     text = report.figures(data, {"norms": "benchmarks/results/h200/norms"}, set())
     assert "| case | `ikbo`, µs | torch | other | copy | broken |" in text
-    assert "| c1 | 123.5 | 1.25 | 0.50 | 0.90 | error |" in text
+    assert "| c1 | 124 | 1.25 | 0.5 | 0.9 | error |" in text
     assert "| c2 | error |  |  |  |  |" in text
     assert "<b>norms</b>: faster than every yardstick in 0 of 2 cases" in text
     assert "[norms.json](benchmarks/results/h200/norms.json): NVIDIA H200" in text

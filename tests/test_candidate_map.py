@@ -46,7 +46,8 @@ def test_any_small_map(users: list[int], n_users: int) -> None:
     ("rows", "n_users"),
     [
         (0, 0), (0, 5), (1, 1), (31, 3), (32, 1), (33, 255), (1000, 256), (1025, 254), (1025, 255),
-        (4099, 65535), (4096, 300), (4097, 16383), (8192, 65535), (8192, 16383), (8193, 7), (8193, 255), (8193, 256), (100003, 70000),
+        (4099, 65535), (4096, 300), (4097, 16383), (8192, 65535), (8192, 16383), (8193, 7),
+        (8193, 255), (8193, 256), (100003, 70000),
         (8192 * 3, 255), (8192 * 3 + 1, 2**20), (1000003, 11), (1000003, 2**24 + 1),
     ],
 )  # fmt: skip
@@ -56,7 +57,9 @@ def test_sizes_around_every_tile(rows: int, n_users: int, dtype: torch.dtype, de
 
 
 @every_device
-@pytest.mark.parametrize("pattern", ["ascending", "descending", "one user", "no user", "alternating"])
+@pytest.mark.parametrize(
+    "pattern", ["ascending", "descending", "one user", "no user", "alternating"]
+)
 def test_adversarial_maps(pattern: str, device: str) -> None:
     rows, n_users = 20011, 1000
     users = {

@@ -11,22 +11,28 @@ import torch
 import ikbo  # noqa: F401
 
 
-def microseconds(f: Callable[..., Any], *args: Any) -> float:
-    """The fastest of several batches of calls: what the call costs when nothing interferes."""
-    for _ in range(2000):
-        f(*args)
-    fastest = float("inf")
-    for _ in range(15):
-        start = time.perf_counter()
-        for _ in range(2000):
-            f(*args)
-        fastest = min(fastest, time.perf_counter() - start)
-    return fastest / 2000 * 1e6
+def microseconds(*calls: Callable[[], Any]) -> list[float]:
+    """The fastest of many batches of each call, taking turns: what it costs undisturbed."""
+    fastest = [float("inf")] * len(calls)
+    for _ in range(60):
+        for i, call in enumerate(calls):
+            start = time.perf_counter()
+            for _ in range(500):
+                call()
+            fastest[i] = min(fastest[i], time.perf_counter() - start)
+    return [seconds / 500 * 1e6 for seconds in fastest]
 
 
 def test_a_raw_op_costs_at_most_three_torch_adds() -> None:
     users, row = torch.tensor([0, 1, 1, 0], dtype=torch.int32), torch.randn(4)
+    no_rows = torch.empty(0, 64)
+    ops = torch.ops.ikbo
     with torch.inference_mode():
-        add = microseconds(torch.add, row, row)
-        group = microseconds(torch.ops.ikbo.group_candidates.default, users, 2)
-    assert group <= 3 * add, f"group_candidates {group:.2f} us, torch.add {add:.2f} us"
+        add, group, norm = microseconds(
+            lambda: torch.add(row, row),
+            lambda: ops.group_candidates.default(users, 2),
+            lambda: ops.rms_norm.default(no_rows),
+        )
+    assert norm <= 3 * add, f"rms_norm {norm:.2f} us, torch.add {add:.2f} us"
+    # Two results in a tuple, and the sort itself.
+    assert group <= 4 * add, f"group_candidates {group:.2f} us, torch.add {add:.2f} us"

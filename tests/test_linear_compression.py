@@ -36,9 +36,7 @@ def _definition_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _wide(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(
-        a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
-    )
+    return tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
 
 def _check(name: str, args: tuple[Any, ...]) -> None:

@@ -72,7 +72,8 @@ def test_agrees_with_the_definition(name: str, device: str) -> None:
         want_q, want_scale = definitions.quantize(_fwd(name, args)[0], scale)
         assert torch.equal(y_q.float(), want_q.float())
         assert scales.numel() == (0 if scale is not None else 11)
-        assert scale is not None or torch.equal(scales, want_scale[:, 0])
+        if scale is None:  # CUDA divides by a Python number through its reciprocal
+            torch.testing.assert_close(scales, want_scale[:, 0], rtol=2e-7, atol=0)
 
 
 @every_device

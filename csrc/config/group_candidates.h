@@ -11,8 +11,8 @@ namespace ikbo {
 struct GroupCandidatesConfig {
   static constexpr int kDigitBits = 8;
   static constexpr int kDigits = 1 << kDigitBits;
-  static constexpr int kSteps = 8;         // rows a thread holds in registers
-  static constexpr int kTileRows = 4096;   // rows a CTA sorts in the tiled form: 16 warps
+  static constexpr int kSteps = 8;        // rows a thread holds in registers
+  static constexpr int kTileRows = 4096;  // rows a CTA sorts in the tiled form: 16 warps
   // Up to here one CTA of 32 warps holds all rows, and one launch does it all; the sorted keys of
   // several passes stand in shared memory, and the users are few enough to search there.
   static constexpr int kSingleCtaRows = 8192;
@@ -33,7 +33,8 @@ inline GroupCandidatesConfig group_candidates_config(int64_t rows, int64_t n_use
   int bits = 1;
   while (bits < 32 && (n_users >> bits) != 0) ++bits;
   GroupCandidatesConfig config{};
-  config.passes = (bits + GroupCandidatesConfig::kDigitBits - 1) / GroupCandidatesConfig::kDigitBits;
+  config.passes =
+      (bits + GroupCandidatesConfig::kDigitBits - 1) / GroupCandidatesConfig::kDigitBits;
   config.single_cta = rows <= GroupCandidatesConfig::kSingleCtaRows &&
                       n_users <= GroupCandidatesConfig::kSingleCtaUsers;
   config.tiles = (rows + GroupCandidatesConfig::kTileRows - 1) / GroupCandidatesConfig::kTileRows;

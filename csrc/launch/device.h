@@ -17,8 +17,8 @@ struct DeviceProperties {
 
 const DeviceProperties& device_properties(int device);
 
-// How many SMs persistent kernels may fill: the device's, or fewer under set_sm_limit (process-wide;
-// 0 lifts the limit).
+// How many SMs persistent kernels may fill: the device's, or fewer under set_sm_limit
+// (process-wide; 0 lifts the limit).
 int usable_sm_count(int device);
 void set_sm_limit(int sms);
 int sm_limit();

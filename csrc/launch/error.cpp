@@ -6,8 +6,9 @@
 namespace ikbo {
 
 void throw_cuda_error(cudaError_t error, const char* call) {
-  std::string text = "ikbo: CUDA call " + std::string(call) + " failed: " +
-                     cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ").";
+  std::string text = "ikbo: CUDA call " + std::string(call) +
+                     " failed: " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) +
+                     ").";
   if (error == cudaErrorInsufficientDriver) {
     text += " ikbo carries the CUDA 13 runtime, which needs NVIDIA driver r580 or newer.";
   }

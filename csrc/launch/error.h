@@ -10,9 +10,9 @@ namespace ikbo {
 // what to install.
 void throw_cuda_error(cudaError_t error, const char* call);
 
-#define IKBO_CUDA_CHECK(call)                                               \
-  do {                                                                      \
-    const cudaError_t ikbo_error = (call);                                  \
+#define IKBO_CUDA_CHECK(call)                                                   \
+  do {                                                                          \
+    const cudaError_t ikbo_error = (call);                                      \
     if (ikbo_error != cudaSuccess) ::ikbo::throw_cuda_error(ikbo_error, #call); \
   } while (false)
 

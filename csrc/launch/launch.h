@@ -19,7 +19,8 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
             Arguments&&... arguments) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
-  if (shape.shared_bytes > 0) {  // static and dynamic shared memory together pass 48 KB only with it
+  if (shape.shared_bytes >
+      0) {  // static and dynamic shared memory together pass 48 KB only with it
     IKBO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          shape.shared_bytes));
   }
@@ -28,8 +29,7 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
-  IKBO_CUDA_CHECK(
-      cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+  IKBO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
 // Loads the kernel's code onto the current device now, so that the first launch doesn't have to

@@ -23,34 +23,45 @@ bool needs_preactivation(Activation activation) {
 
 Tensor apply_activation(Activation activation, const Tensor& pre) {
   switch (activation) {
-    case Activation::kNone: return pre;
-    case Activation::kRelu: return aten("aten::relu", "", pre);
+    case Activation::kNone:
+      return pre;
+    case Activation::kRelu:
+      return aten("aten::relu", "", pre);
     case Activation::kRelu2: {
       const Tensor positive = aten("aten::relu", "", pre);
       return mul(positive, positive);
     }
-    case Activation::kSilu: return aten("aten::silu", "", pre);
-    case Activation::kGelu: return aten("aten::gelu", "", pre, std::string("none"));
-    case Activation::kGeluTanh: return aten("aten::gelu", "", pre, std::string("tanh"));
-    case Activation::kSigmoid: return aten("aten::sigmoid", "", pre);
+    case Activation::kSilu:
+      return aten("aten::silu", "", pre);
+    case Activation::kGelu:
+      return aten("aten::gelu", "", pre, std::string("none"));
+    case Activation::kGeluTanh:
+      return aten("aten::gelu", "", pre, std::string("tanh"));
+    case Activation::kSigmoid:
+      return aten("aten::sigmoid", "", pre);
   }
   throw std::logic_error("ikbo: unknown activation");
 }
 
 Tensor activation_backward(Activation activation, const Tensor& grad, const Tensor& saved) {
   switch (activation) {
-    case Activation::kNone: return grad;
+    case Activation::kNone:
+      return grad;
     case Activation::kRelu: {
       const Tensor zero = scalar(0, grad.scalar_type(), grad);
       const Tensor off = aten("aten::le", "Tensor", saved, scalar(0, saved.scalar_type(), saved));
       return where(off, zero, grad);
     }
-    case Activation::kRelu2: return mul(grad, mul(aten("aten::relu", "", saved), 2.0));
-    case Activation::kSilu: return aten("aten::silu_backward", "", grad, saved);
-    case Activation::kGelu: return aten("aten::gelu_backward", "", grad, saved, std::string("none"));
+    case Activation::kRelu2:
+      return mul(grad, mul(aten("aten::relu", "", saved), 2.0));
+    case Activation::kSilu:
+      return aten("aten::silu_backward", "", grad, saved);
+    case Activation::kGelu:
+      return aten("aten::gelu_backward", "", grad, saved, std::string("none"));
     case Activation::kGeluTanh:
       return aten("aten::gelu_backward", "", grad, saved, std::string("tanh"));
-    case Activation::kSigmoid: return aten("aten::sigmoid_backward", "", grad, saved);
+    case Activation::kSigmoid:
+      return aten("aten::sigmoid_backward", "", grad, saved);
   }
   throw std::logic_error("ikbo: unknown activation");
 }

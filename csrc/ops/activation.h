@@ -10,7 +10,8 @@ enum class Activation { kNone, kRelu, kRelu2, kSilu, kGelu, kGeluTanh, kSigmoid 
 // From its name in the schema; raises with the list of names for any other.
 Activation parse_activation(const char* op, const std::string& name);
 
-// True where the derivative can't be had from the output, so that training saves the pre-activation.
+// True where the derivative can't be had from the output, so that training saves the
+// pre-activation.
 bool needs_preactivation(Activation activation);
 
 Tensor apply_activation(Activation activation, const Tensor& pre);

@@ -108,7 +108,7 @@ void for_each_block_by_user(const Problem& p, const Ranges& ranges, const Body& 
       return cast(transpose(own, 0, 1), p.sums());
     };
     const Tensor k = own_keys(p.k), v = own_keys(p.v);
-    for_each_slice(n_rows, row_bytes(p, keys), [&](int64_t first_row, int64_t count) {
+    for_each_slice(p.q, n_rows, row_bytes(p, keys), [&](int64_t first_row, int64_t count) {
       Tensor rows = empty({count}, ScalarType::Long, p.q);
       int64_t* row = rows.mutable_data_ptr<int64_t>();
       for (int64_t i = 0; i < count; ++i) {
@@ -130,7 +130,7 @@ void for_each_block_under_mask(const Problem& p, const QueryRows& rows, const Bo
   const Tensor k = all_keys(p.k), v = all_keys(p.v);
   const Tensor key = cast(arange(keys, p.q, ScalarType::Long), kPosition);
   const Tensor index = arange(p.B() * p.S(), p.q, ScalarType::Long);
-  for_each_slice(p.B() * p.S(), row_bytes(p, keys), [&](int64_t first, int64_t count) {
+  for_each_slice(p.q, p.B() * p.S(), row_bytes(p, keys), [&](int64_t first, int64_t count) {
     const auto each_head = [&](const Tensor& per_row) {
       const Tensor column = unsqueeze(narrow(per_row, 0, first, count), 1);
       return reshape(expand(column, {count, group}), {count * group, 1});

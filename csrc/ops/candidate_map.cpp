@@ -9,7 +9,7 @@ namespace {
 void check_map_tensor(const char* op, const char* name, const Tensor& t, int64_t length,
                       const char* length_text, const Tensor& like) {
   IKBO_CHECK(t.dim() == 1 && t.size(0) == length, op, "expected ", name, " of shape [", length_text,
-        "] = [", length, "], got ", shape_text(t), ".");
+             "] = [", length, "], got ", shape_text(t), ".");
   check_same_device(op, name, t, "the candidate side", like);
 }
 
@@ -29,22 +29,23 @@ CandidateMap check_candidate_map(const char* op, const Tensor& cand_to_user, int
                                  const OptTensor& order, const Tensor& like) {
   const ScalarType dtype = cand_to_user.scalar_type();
   IKBO_CHECK(dtype == ScalarType::Int || dtype == ScalarType::Long, op,
-        "expected cand_to_user in int32 or int64, got ", dtype_text(dtype),
-        ". Build it with ikbo.candidate_map().");
+             "expected cand_to_user in int32 or int64, got ", dtype_text(dtype),
+             ". Build it with ikbo.candidate_map().");
   check_map_tensor(op, "cand_to_user", cand_to_user, n_candidates, "B", like);
   IKBO_CHECK(n_users < std::numeric_limits<int32_t>::max(), op,
-        "expected fewer than 2^31 - 1 users, got ", n_users, ".");
+             "expected fewer than 2^31 - 1 users, got ", n_users, ".");
   if (user_offsets) {
     IKBO_CHECK(user_offsets->scalar_type() == ScalarType::Int, op,
-          "expected user_offsets in int32, got ", dtype_text(user_offsets->scalar_type()), ".");
+               "expected user_offsets in int32, got ", dtype_text(user_offsets->scalar_type()),
+               ".");
     check_map_tensor(op, "user_offsets", *user_offsets, n_users + 1, "U + 1", like);
   }
   if (order) {
     IKBO_CHECK(user_offsets.has_value(), op,
-          "expected user_offsets beside order, got order alone. Pass both from "
-          "ikbo.group_candidates() or ikbo.candidate_map().");
+               "expected user_offsets beside order, got order alone. Pass both from "
+               "ikbo.group_candidates() or ikbo.candidate_map().");
     IKBO_CHECK(order->scalar_type() == ScalarType::Int, op, "expected order in int32, got ",
-          dtype_text(order->scalar_type()), ".");
+               dtype_text(order->scalar_type()), ".");
     check_map_tensor(op, "order", *order, n_candidates, "B", like);
   }
   const Tensor map = dtype == ScalarType::Long ? to_int32(cand_to_user, n_users) : cand_to_user;
@@ -76,9 +77,9 @@ UserRows user_rows(const CandidateMap& map) {
                                aten("aten::lt", "Tensor", users, limit));
   const Tensor padding =
       aten("aten::eq", "Tensor", users, scalar(kPaddingRow, ScalarType::Int, users));
-  const Tensor fill = where(
-      padding, scalar(0, ScalarType::Float, users),
-      scalar(std::numeric_limits<double>::quiet_NaN(), ScalarType::Float, users));
+  const Tensor fill =
+      where(padding, scalar(0, ScalarType::Float, users),
+            scalar(std::numeric_limits<double>::quiet_NaN(), ScalarType::Float, users));
   return {where(has_user, users, zero), has_user, fill};
 }
 
@@ -107,14 +108,15 @@ Tensor sum_per_user(const Tensor& values, const CandidateMap& map) {
   out_sizes[0] = map.n_users;
   int64_t row = 1;
   for (size_t i = 1; i < out_sizes.size(); ++i) row *= out_sizes[i];
-  if (map.n_users == 0 || values.numel() == 0) return zeros(out_sizes, values.scalar_type(), values);
+  if (map.n_users == 0 || values.numel() == 0)
+    return zeros(out_sizes, values.scalar_type(), values);
   const auto [order, offsets] = grouping_of(map);
   // A bag a user: ATen sums each bag's rows one after the other, reading no row outside it.
   constexpr bool kScaleByFrequency = false, kSparse = false, kIncludeLastOffset = true;
   constexpr int64_t kModeSum = 0;
-  const Tensor sums =
-      aten("aten::embedding_bag", "", torch::stable::contiguous(reshape(values, {values.size(0), row})),
-           order, offsets, kScaleByFrequency, kModeSum, kSparse, OptTensor(), kIncludeLastOffset);
+  const Tensor sums = aten(
+      "aten::embedding_bag", "", torch::stable::contiguous(reshape(values, {values.size(0), row})),
+      order, offsets, kScaleByFrequency, kModeSum, kSparse, OptTensor(), kIncludeLastOffset);
   return reshape(sums, out_sizes);
 }
 

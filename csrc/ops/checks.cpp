@@ -17,15 +17,24 @@ std::string shape_text(const Tensor& t) { return sizes_text(sizes_of(t)); }
 
 const char* dtype_text(ScalarType t) {
   switch (t) {
-    case ScalarType::Half: return "float16";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::Int: return "int32";
-    case ScalarType::Long: return "int64";
-    case ScalarType::Bool: return "bool";
-    case ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
-    default: return torch::headeronly::toString(t);
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    default:
+      return torch::headeronly::toString(t);
   }
 }
 
@@ -52,22 +61,23 @@ void check_size(const char* op, const char* name, const Tensor& t, int64_t dim, 
 void check_floating(const char* op, const char* name, const Tensor& t) {
   const ScalarType dtype = t.scalar_type();
   IKBO_CHECK(is_16_bit(dtype) || dtype == ScalarType::Float || dtype == ScalarType::Double, op,
-        "expected ", name, " in float16, bfloat16, float32 or float64, got ", dtype_text(dtype),
-        ". Convert it with .to(torch.bfloat16).");
+             "expected ", name, " in float16, bfloat16, float32 or float64, got ",
+             dtype_text(dtype), ". Convert it with .to(torch.bfloat16).");
 }
 
 void check_same_dtype(const char* op, const char* name, const Tensor& t, const char* like_name,
                       const Tensor& like) {
   IKBO_CHECK(t.scalar_type() == like.scalar_type(), op, "expected ", name, " in the dtype of ",
-        like_name, " (", dtype_text(like.scalar_type()), "), got ", dtype_text(t.scalar_type()),
-        ". Convert one with .to(dtype), or run under torch.autocast.");
+             like_name, " (", dtype_text(like.scalar_type()), "), got ",
+             dtype_text(t.scalar_type()),
+             ". Convert one with .to(dtype), or run under torch.autocast.");
 }
 
 void check_same_device(const char* op, const char* name, const Tensor& t, const char* like_name,
                        const Tensor& like) {
   IKBO_CHECK(t.is_cuda() == like.is_cuda() && t.get_device_index() == like.get_device_index(), op,
-        "expected ", name, " on the device of ", like_name, " (", device_text(like), "), got ",
-        device_text(t), ". Move it with .to(", like_name, ".device).");
+             "expected ", name, " on the device of ", like_name, " (", device_text(like), "), got ",
+             device_text(t), ". Move it with .to(", like_name, ".device).");
 }
 
 void check_like(const char* op, const char* name, const Tensor& t, const char* like_name,
@@ -84,9 +94,9 @@ void check_like(const char* op, const char* name, const OptTensor& t, const char
 void check_out(const char* op, const Tensor& out, const Sizes& sizes, ScalarType dtype,
                const Tensor& like) {
   IKBO_CHECK(sizes_of(out) == sizes, op, "expected out of shape ", sizes_text(sizes), ", got ",
-        shape_text(out), ". Allocate it with that shape; ikbo never resizes out.");
+             shape_text(out), ". Allocate it with that shape; ikbo never resizes out.");
   IKBO_CHECK(out.scalar_type() == dtype, op, "expected out in ", dtype_text(dtype), ", got ",
-        dtype_text(out.scalar_type()), ".");
+             dtype_text(out.scalar_type()), ".");
   check_same_device(op, "out", out, "the inputs", like);
 }
 

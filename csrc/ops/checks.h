@@ -17,16 +17,16 @@ template <class... Parts>
 
 // The parts of the message are evaluated only where the check fails: texts of shapes cost more than
 // the call of a small op.
-#define IKBO_CHECK(condition, op, ...)          \
-  do {                                          \
-    if (!(condition)) [[unlikely]] {            \
-      ::ikbo::fail(op, __VA_ARGS__);            \
-    }                                           \
+#define IKBO_CHECK(condition, op, ...) \
+  do {                                 \
+    if (!(condition)) [[unlikely]] {   \
+      ::ikbo::fail(op, __VA_ARGS__);   \
+    }                                  \
   } while (false)
 
-std::string shape_text(const Tensor& t);      // "[2, 3]"
-const char* dtype_text(ScalarType t);         // "bfloat16"
-std::string device_text(const Tensor& t);     // "cuda:0"
+std::string shape_text(const Tensor& t);   // "[2, 3]"
+const char* dtype_text(ScalarType t);      // "bfloat16"
+std::string device_text(const Tensor& t);  // "cuda:0"
 
 // `dims` names every dimension, e.g. {"B", "Kc", "N"}; only the count is checked.
 void check_dim(const char* op, const char* name, const Tensor& t,

@@ -27,9 +27,10 @@ Problem check_candidate_side(const char* op, const Tensor& x_cand, const Tensor&
     check_size(op, "bias", *bias, 0, w_cand.size(0), "w_cand.size(0)");
     check_like(op, "bias", bias, "x_cand", x_cand);
   }
-  return {w_cand.size(0),
-          check_candidate_map(op, cand_to_user, x_cand.size(0), n_users, user_offsets, order, x_cand),
-          parse_activation(op, activation)};
+  return {
+      w_cand.size(0),
+      check_candidate_map(op, cand_to_user, x_cand.size(0), n_users, user_offsets, order, x_cand),
+      parse_activation(op, activation)};
 }
 
 Problem check_inputs(const char* op, const Tensor& x_cand, const Tensor& x_user,
@@ -67,12 +68,12 @@ void check_backward(const char* op, const Problem& problem, const Tensor& grad_o
                     const Tensor& saved, const Tensor& x_cand) {
   const Sizes out_sizes{problem.map.n_candidates(), problem.N};
   IKBO_CHECK(sizes_of(grad_out) == out_sizes, op, "expected grad_out of shape [B, N], got ",
-        shape_text(grad_out), ".");
+             shape_text(grad_out), ".");
   check_like(op, "grad_out", grad_out, "x_cand", x_cand);
   if (problem.activation != Activation::kNone) {
     IKBO_CHECK(sizes_of(saved) == out_sizes, op,
-          "expected saved (preact, or out for relu and sigmoid) of shape [B, N], got ",
-          shape_text(saved), ".");
+               "expected saved (preact, or out for relu and sigmoid) of shape [B, N], got ",
+               shape_text(saved), ".");
   }
 }
 
@@ -85,62 +86,62 @@ constexpr const char* kNoKernel = "no Hopper kernel for this op";
 }  // namespace
 
 void concat_linear_out(const Tensor& x_cand, const Tensor& x_user, const Tensor& w_cand,
-                            const Tensor& w_user, const OptTensor& bias, const Tensor& cand_to_user,
-                            const OptTensor& user_offsets, const OptTensor& order,
-                            const std::string& activation, const Tensor& out) {
+                       const Tensor& w_user, const OptTensor& bias, const Tensor& cand_to_user,
+                       const OptTensor& user_offsets, const OptTensor& order,
+                       const std::string& activation, const Tensor& out) {
   constexpr const char* op = "concat_linear";
   const Problem p = check_inputs(op, x_cand, x_user, w_cand, w_user, bias, cand_to_user,
                                  user_offsets, order, activation);
   check_out(op, out, {p.map.n_candidates(), p.N}, x_cand.scalar_type(), x_cand);
   IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
-  concat_linear_reference(x_cand, w_cand, concat_linear_user_part(x_user, w_user), bias,
-                               p.map, p.activation, out, std::nullopt);
+  concat_linear_reference(x_cand, w_cand, concat_linear_user_part(x_user, w_user), bias, p.map,
+                          p.activation, out, std::nullopt);
 }
 
 Tensor concat_linear(const Tensor& x_cand, const Tensor& x_user, const Tensor& w_cand,
-                          const Tensor& w_user, const OptTensor& bias, const Tensor& cand_to_user,
-                          const OptTensor& user_offsets, const OptTensor& order,
-                          const std::string& activation) {
+                     const Tensor& w_user, const OptTensor& bias, const Tensor& cand_to_user,
+                     const OptTensor& user_offsets, const OptTensor& order,
+                     const std::string& activation) {
   constexpr const char* op = "concat_linear";
   const Problem p = check_inputs(op, x_cand, x_user, w_cand, w_user, bias, cand_to_user,
                                  user_offsets, order, activation);
   const Tensor out = allocate_out(p, x_cand);
   if (out.numel() == 0) return out;
   IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
-  concat_linear_reference(x_cand, w_cand, concat_linear_user_part(x_user, w_user), bias,
-                               p.map, p.activation, out, std::nullopt);
+  concat_linear_reference(x_cand, w_cand, concat_linear_user_part(x_user, w_user), bias, p.map,
+                          p.activation, out, std::nullopt);
   return out;
 }
 
 Tensors2 concat_linear_fwd(const Tensor& x_cand, const Tensor& x_user, const Tensor& w_cand,
-                                const Tensor& w_user, const OptTensor& bias,
-                                const Tensor& cand_to_user, const OptTensor& user_offsets,
-                                const OptTensor& order, const std::string& activation) {
+                           const Tensor& w_user, const OptTensor& bias, const Tensor& cand_to_user,
+                           const OptTensor& user_offsets, const OptTensor& order,
+                           const std::string& activation) {
   constexpr const char* op = "concat_linear_fwd";
   const Problem p = check_inputs(op, x_cand, x_user, w_cand, w_user, bias, cand_to_user,
                                  user_offsets, order, activation);
   const Tensor out = allocate_out(p, x_cand);
   const Tensor preact = allocate_preactivation(out, p.activation);
   IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
-  concat_linear_reference(x_cand, w_cand, concat_linear_user_part(x_user, w_user), bias,
-                               p.map, p.activation, out, preact);
+  concat_linear_reference(x_cand, w_cand, concat_linear_user_part(x_user, w_user), bias, p.map,
+                          p.activation, out, preact);
   return {out, preact};
 }
 
 Tensors5 concat_linear_bwd(const Tensor& grad_out, const Tensor& x_cand, const Tensor& x_user,
-                                const Tensor& w_cand, const Tensor& w_user, const Tensor& saved,
-                                const Tensor& cand_to_user, const OptTensor& user_offsets,
-                                const OptTensor& order, const std::string& activation,
-                                int64_t grad_mask) {
+                           const Tensor& w_cand, const Tensor& w_user, const Tensor& saved,
+                           const Tensor& cand_to_user, const OptTensor& user_offsets,
+                           const OptTensor& order, const std::string& activation,
+                           int64_t grad_mask) {
   constexpr const char* op = "concat_linear_bwd";
   const Problem p = check_inputs(op, x_cand, x_user, w_cand, w_user, std::nullopt, cand_to_user,
                                  user_offsets, order, activation);
   check_backward(op, p, grad_out, saved, x_cand);
   IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
   const ScalarType dtype = x_cand.scalar_type();
-  const auto grads = concat_linear_candidate_grads(
-      grad_out, x_cand, w_cand, saved, p.map, p.activation, wants(grad_mask, 0),
-      wants(grad_mask, 2), wants(grad_mask, 4));
+  const auto grads =
+      concat_linear_candidate_grads(grad_out, x_cand, w_cand, saved, p.map, p.activation,
+                                    wants(grad_mask, 0), wants(grad_mask, 2), wants(grad_mask, 4));
   Tensor grad_x_user = nothing(dtype, x_cand), grad_w_user = nothing(dtype, x_cand);
   if (wants(grad_mask, 1) || wants(grad_mask, 3)) {
     const Tensor pre = as_operand(sum_per_user(grads.preactivation, p.map), dtype);
@@ -153,23 +154,22 @@ Tensors5 concat_linear_bwd(const Tensor& grad_out, const Tensor& x_cand, const T
 }
 
 Tensor concat_linear_add(const Tensor& x_cand, const Tensor& w_cand, const Tensor& user_part,
-                              const OptTensor& bias, const Tensor& cand_to_user,
-                              const OptTensor& user_offsets, const OptTensor& order,
-                              const std::string& activation) {
+                         const OptTensor& bias, const Tensor& cand_to_user,
+                         const OptTensor& user_offsets, const OptTensor& order,
+                         const std::string& activation) {
   constexpr const char* op = "concat_linear_add";
   const Problem p = check_add_inputs(op, x_cand, w_cand, user_part, bias, cand_to_user,
                                      user_offsets, order, activation);
   const Tensor out = allocate_out(p, x_cand);
   IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
-  concat_linear_reference(x_cand, w_cand, user_part, bias, p.map, p.activation, out,
-                               std::nullopt);
+  concat_linear_reference(x_cand, w_cand, user_part, bias, p.map, p.activation, out, std::nullopt);
   return out;
 }
 
-Tensors2 concat_linear_add_fwd(const Tensor& x_cand, const Tensor& w_cand,
-                                    const Tensor& user_part, const OptTensor& bias,
-                                    const Tensor& cand_to_user, const OptTensor& user_offsets,
-                                    const OptTensor& order, const std::string& activation) {
+Tensors2 concat_linear_add_fwd(const Tensor& x_cand, const Tensor& w_cand, const Tensor& user_part,
+                               const OptTensor& bias, const Tensor& cand_to_user,
+                               const OptTensor& user_offsets, const OptTensor& order,
+                               const std::string& activation) {
   constexpr const char* op = "concat_linear_add_fwd";
   const Problem p = check_add_inputs(op, x_cand, w_cand, user_part, bias, cand_to_user,
                                      user_offsets, order, activation);
@@ -180,19 +180,19 @@ Tensors2 concat_linear_add_fwd(const Tensor& x_cand, const Tensor& w_cand,
   return {out, preact};
 }
 
-Tensors4 concat_linear_add_bwd(const Tensor& grad_out, const Tensor& x_cand,
-                                    const Tensor& w_cand, const Tensor& user_part,
-                                    const Tensor& saved, const Tensor& cand_to_user,
-                                    const OptTensor& user_offsets, const OptTensor& order,
-                                    const std::string& activation, int64_t grad_mask) {
+Tensors4 concat_linear_add_bwd(const Tensor& grad_out, const Tensor& x_cand, const Tensor& w_cand,
+                               const Tensor& user_part, const Tensor& saved,
+                               const Tensor& cand_to_user, const OptTensor& user_offsets,
+                               const OptTensor& order, const std::string& activation,
+                               int64_t grad_mask) {
   constexpr const char* op = "concat_linear_add_bwd";
   const Problem p = check_add_inputs(op, x_cand, w_cand, user_part, std::nullopt, cand_to_user,
                                      user_offsets, order, activation);
   check_backward(op, p, grad_out, saved, x_cand);
   IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
-  const auto grads = concat_linear_candidate_grads(
-      grad_out, x_cand, w_cand, saved, p.map, p.activation, wants(grad_mask, 0),
-      wants(grad_mask, 1), wants(grad_mask, 3));
+  const auto grads =
+      concat_linear_candidate_grads(grad_out, x_cand, w_cand, saved, p.map, p.activation,
+                                    wants(grad_mask, 0), wants(grad_mask, 1), wants(grad_mask, 3));
   Tensor grad_part = nothing(user_part.scalar_type(), x_cand);
   if (wants(grad_mask, 2)) {
     grad_part = cast(sum_per_user(grads.preactivation, p.map), user_part.scalar_type());

@@ -44,7 +44,7 @@ void check_linear(const char* op, const char* w_name, const Tensor& w, const cha
 void check_shape(const char* op, const char* name, const Tensor& t, const Sizes& sizes,
                  const char* shape_name, const Tensor& x) {
   IKBO_CHECK(sizes_of(t) == sizes, op, "expected ", name, " of shape ", shape_name, ", got ",
-        shape_text(t), ".");
+             shape_text(t), ".");
   check_like(op, name, t, "x", x);
 }
 
@@ -71,20 +71,21 @@ void gated_reference(const Tensor& x, const Linear& gate, const Linear& up,
   const ScalarType dtype = x.scalar_type();
   // gate, up, act(gate) and their product, beside a widened x and the last product.
   const int64_t elements = x.size(1) + 4 * gate.w.size(0) + (down ? out.size(1) : 0);
-  for_each_slice(x.size(0), accumulate_bytes(elements, dtype), [&](int64_t first, int64_t count) {
-    const Tensor rows = narrow(x, 0, first, count);
-    const auto hidden = [&] {
-      const GatedSides sides{linear_accumulate(rows, gate.w, gate.bias),
-                             linear_accumulate(rows, up.w, up.bias)};
-      if (saved) {
-        copy_(narrow(saved->gate, 0, first, count), sides.gate);
-        copy_(narrow(saved->up, 0, first, count), sides.up);
-      }
-      return cast(gated_product(activation, sides), dtype);
-    }();
-    copy_(narrow(out, 0, first, count),
-          down ? linear_accumulate(hidden, down->w, down->bias) : hidden);
-  });
+  for_each_slice(x, x.size(0), accumulate_bytes(elements, dtype),
+                 [&](int64_t first, int64_t count) {
+                   const Tensor rows = narrow(x, 0, first, count);
+                   const auto hidden = [&] {
+                     const GatedSides sides{linear_accumulate(rows, gate.w, gate.bias),
+                                            linear_accumulate(rows, up.w, up.bias)};
+                     if (saved) {
+                       copy_(narrow(saved->gate, 0, first, count), sides.gate);
+                       copy_(narrow(saved->up, 0, first, count), sides.up);
+                     }
+                     return cast(gated_product(activation, sides), dtype);
+                   }();
+                   copy_(narrow(out, 0, first, count),
+                         down ? linear_accumulate(hidden, down->w, down->bias) : hidden);
+                 });
 }
 
 GatedGrads gated_backward_reference(const Tensor& grad_out, const Tensor& x, const Tensor& w_gate,
@@ -102,33 +103,34 @@ GatedGrads gated_backward_reference(const Tensor& grad_out, const Tensor& x, con
   SliceSum grad_b_down(wants(grad_mask, 6), {grad_out.size(1)}, x);
 
   const int64_t elements = 2 * x.size(1) + 8 * N + grad_out.size(1);
-  for_each_slice(x.size(0), accumulate_bytes(elements, dtype), [&](int64_t first, int64_t count) {
-    const Tensor rows = narrow(x, 0, first, count);
-    const Tensor grad = cast(narrow(grad_out, 0, first, count), sums);
-    const Tensor gate = cast(narrow(saved.gate, 0, first, count), sums);
-    const Tensor up = cast(narrow(saved.up, 0, first, count), sums);
-    const Tensor activated = apply_activation(activation, gate);
-    Tensor grad_hidden = grad;
-    if (w_down) {
-      const Tensor operand = as_operand(grad, dtype);
-      grad_w_down.add_product(operand, cast(mul(activated, up), dtype));
-      grad_b_down.add_columns(grad);
-      grad_hidden = mm_accumulate(operand, *w_down);
-    }
-    const Tensor grad_gate = activation_backward(
-        activation, mul(grad_hidden, up), needs_preactivation(activation) ? gate : activated);
-    const Tensor grad_up = mul(grad_hidden, activated);
-    grad_b_gate.add_columns(grad_gate);
-    grad_b_up.add_columns(grad_up);
-    const Tensor gate_operand = as_operand(grad_gate, dtype);
-    const Tensor up_operand = as_operand(grad_up, dtype);
-    grad_w_gate.add_product(gate_operand, rows);
-    grad_w_up.add_product(up_operand, rows);
-    if (wants(grad_mask, 0)) {
-      copy_(narrow(grad_x, 0, first, count),
-            add(mm_accumulate(gate_operand, w_gate), mm_accumulate(up_operand, w_up)));
-    }
-  });
+  for_each_slice(
+      x, x.size(0), accumulate_bytes(elements, dtype), [&](int64_t first, int64_t count) {
+        const Tensor rows = narrow(x, 0, first, count);
+        const Tensor grad = cast(narrow(grad_out, 0, first, count), sums);
+        const Tensor gate = cast(narrow(saved.gate, 0, first, count), sums);
+        const Tensor up = cast(narrow(saved.up, 0, first, count), sums);
+        const Tensor activated = apply_activation(activation, gate);
+        Tensor grad_hidden = grad;
+        if (w_down) {
+          const Tensor operand = as_operand(grad, dtype);
+          grad_w_down.add_product(operand, cast(mul(activated, up), dtype));
+          grad_b_down.add_columns(grad);
+          grad_hidden = mm_accumulate(operand, *w_down);
+        }
+        const Tensor grad_gate = activation_backward(
+            activation, mul(grad_hidden, up), needs_preactivation(activation) ? gate : activated);
+        const Tensor grad_up = mul(grad_hidden, activated);
+        grad_b_gate.add_columns(grad_gate);
+        grad_b_up.add_columns(grad_up);
+        const Tensor gate_operand = as_operand(grad_gate, dtype);
+        const Tensor up_operand = as_operand(grad_up, dtype);
+        grad_w_gate.add_product(gate_operand, rows);
+        grad_w_up.add_product(up_operand, rows);
+        if (wants(grad_mask, 0)) {
+          copy_(narrow(grad_x, 0, first, count),
+                add(mm_accumulate(gate_operand, w_gate), mm_accumulate(up_operand, w_up)));
+        }
+      });
   return {grad_x,
           grad_w_gate.rounded(dtype),
           grad_w_up.rounded(dtype),

@@ -24,7 +24,7 @@ int64_t row_bytes(const Tensor& x, const Tensor& w) {
 
 void linear_act_reference(const Tensor& x, const Tensor& w, const OptTensor& b,
                           Activation activation, const Tensor& out, const OptTensor& preact) {
-  for_each_slice(x.size(0), row_bytes(x, w), [&](int64_t first, int64_t count) {
+  for_each_slice(x, x.size(0), row_bytes(x, w), [&](int64_t first, int64_t count) {
     const Tensor pre = linear_accumulate(narrow(x, 0, first, count), w, b);
     if (preact) copy_(narrow(*preact, 0, first, count), pre);
     copy_(narrow(out, 0, first, count), apply_activation(activation, pre));
@@ -73,7 +73,7 @@ Tensors3 linear_act_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w
   const Tensor grad_x = wants(grad_mask, 0) ? empty(sizes_of(rows), dtype, x) : nothing(dtype, x);
   SliceSum grad_w(wants(grad_mask, 1), sizes_of(w), x);
   SliceSum grad_b(wants(grad_mask, 2), {w.size(0)}, x);
-  for_each_slice(rows.size(0), 2 * row_bytes(rows, w), [&](int64_t first, int64_t count) {
+  for_each_slice(rows, rows.size(0), 2 * row_bytes(rows, w), [&](int64_t first, int64_t count) {
     Tensor grad = cast(narrow(grad_rows, 0, first, count), sums);
     if (saved_rows) {
       grad = activation_backward(act, grad, cast(narrow(*saved_rows, 0, first, count), sums));

@@ -27,9 +27,10 @@ Problem check_candidate_side(const char* op, const Tensor& e_cand, const Tensor&
     check_size(op, "bias", *bias, 0, w_cand.size(0), "w_cand.size(0)");
     check_like(op, "bias", bias, "e_cand", e_cand);
   }
-  return {w_cand.size(0), e_cand.size(2),
-          check_candidate_map(op, cand_to_user, e_cand.size(0), n_users, user_offsets, order, e_cand),
-          parse_activation(op, activation)};
+  return {
+      w_cand.size(0), e_cand.size(2),
+      check_candidate_map(op, cand_to_user, e_cand.size(0), n_users, user_offsets, order, e_cand),
+      parse_activation(op, activation)};
 }
 
 Problem check_inputs(const char* op, const Tensor& e_cand, const Tensor& e_user,
@@ -69,12 +70,12 @@ void check_backward(const char* op, const Problem& problem, const Tensor& grad_o
                     const Tensor& saved, const Tensor& e_cand) {
   const Sizes out_sizes{problem.map.n_candidates(), problem.M, problem.N};
   IKBO_CHECK(sizes_of(grad_out) == out_sizes, op, "expected grad_out of shape [B, M, N], got ",
-        shape_text(grad_out), ".");
+             shape_text(grad_out), ".");
   check_like(op, "grad_out", grad_out, "e_cand", e_cand);
   if (problem.activation != Activation::kNone) {
     IKBO_CHECK(sizes_of(saved) == out_sizes, op,
-          "expected saved (preact, or out for relu and sigmoid) of shape [B, M, N], got ",
-          shape_text(saved), ".");
+               "expected saved (preact, or out for relu and sigmoid) of shape [B, M, N], got ",
+               shape_text(saved), ".");
   }
 }
 
@@ -140,9 +141,9 @@ Tensors5 linear_compression_bwd(const Tensor& grad_out, const Tensor& e_cand, co
   check_backward(op, p, grad_out, saved, e_cand);
   IKBO_RECORD_REFERENCE(op, e_cand.is_cuda(), kNoKernel);
   const ScalarType dtype = e_cand.scalar_type();
-  const auto grads = linear_compression_candidate_grads(
-      grad_out, e_cand, w_cand, saved, p.map, p.activation, wants(grad_mask, 0),
-      wants(grad_mask, 2), wants(grad_mask, 4));
+  const auto grads = linear_compression_candidate_grads(grad_out, e_cand, w_cand, saved, p.map,
+                                                        p.activation, wants(grad_mask, 0),
+                                                        wants(grad_mask, 2), wants(grad_mask, 4));
   Tensor grad_e_user = nothing(dtype, e_cand), grad_w_user = nothing(dtype, e_cand);
   if (wants(grad_mask, 1) || wants(grad_mask, 3)) {
     const Tensor pre = as_operand(sum_per_user(grads.preactivation, p.map), dtype);
@@ -195,9 +196,9 @@ Tensors4 linear_compression_add_bwd(const Tensor& grad_out, const Tensor& e_cand
                                      user_offsets, order, activation);
   check_backward(op, p, grad_out, saved, e_cand);
   IKBO_RECORD_REFERENCE(op, e_cand.is_cuda(), kNoKernel);
-  const auto grads = linear_compression_candidate_grads(
-      grad_out, e_cand, w_cand, saved, p.map, p.activation, wants(grad_mask, 0),
-      wants(grad_mask, 1), wants(grad_mask, 3));
+  const auto grads = linear_compression_candidate_grads(grad_out, e_cand, w_cand, saved, p.map,
+                                                        p.activation, wants(grad_mask, 0),
+                                                        wants(grad_mask, 1), wants(grad_mask, 3));
   Tensor grad_part = nothing(user_part.scalar_type(), e_cand);
   if (wants(grad_mask, 2)) {
     grad_part = cast(sum_per_user(grads.preactivation, p.map), user_part.scalar_type());

@@ -21,10 +21,12 @@ void linear_compression_reference(const Tensor& e_cand, const Tensor& w_cand,
                            save ? preact : std::nullopt);
 }
 
-LinearCompressionGrads linear_compression_candidate_grads(
-    const Tensor& grad_out, const Tensor& e_cand, const Tensor& w_cand, const Tensor& saved,
-    const CandidateMap& map, Activation activation, bool want_e_cand, bool want_w_cand,
-    bool want_bias) {
+LinearCompressionGrads linear_compression_candidate_grads(const Tensor& grad_out,
+                                                          const Tensor& e_cand,
+                                                          const Tensor& w_cand, const Tensor& saved,
+                                                          const CandidateMap& map,
+                                                          Activation activation, bool want_e_cand,
+                                                          bool want_w_cand, bool want_bias) {
   const ScalarType dtype = e_cand.scalar_type();
   const UserRows rows = user_rows(map);
   LinearCompressionGrads grads{preactivation_grad(grad_out, saved, rows, activation),
@@ -34,11 +36,10 @@ LinearCompressionGrads linear_compression_candidate_grads(
   if (want_e_cand) {
     grads.e_cand = empty(sizes_of(e_cand), dtype, e_cand);
     const Tensor w = transpose(w_cand, 0, 1);
-    for_each_slice(e_cand.size(0), e_cand.size(1) * e_cand.size(2) * 4,
+    for_each_slice(e_cand, e_cand.size(0), e_cand.size(1) * e_cand.size(2) * 4,
                    [&](int64_t first, int64_t count) {
-                     const Tensor grad =
-                         bmm_accumulate(expand(w, {count, w.size(0), w.size(1)}),
-                                        narrow(pre, 0, first, count));
+                     const Tensor grad = bmm_accumulate(expand(w, {count, w.size(0), w.size(1)}),
+                                                        narrow(pre, 0, first, count));
                      copy_(narrow(grads.e_cand, 0, first, count),
                            fill_rows_without_user(grad, rows, first, true));
                    });

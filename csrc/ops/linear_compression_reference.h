@@ -17,9 +17,11 @@ struct LinearCompressionGrads {
   Tensor preactivation;         // [B, M, N], accumulation type; rows without a user are 0
   Tensor e_cand, w_cand, bias;  // size 0 where not wanted
 };
-LinearCompressionGrads linear_compression_candidate_grads(
-    const Tensor& grad_out, const Tensor& e_cand, const Tensor& w_cand, const Tensor& saved,
-    const CandidateMap& map, Activation activation, bool want_e_cand, bool want_w_cand,
-    bool want_bias);
+LinearCompressionGrads linear_compression_candidate_grads(const Tensor& grad_out,
+                                                          const Tensor& e_cand,
+                                                          const Tensor& w_cand, const Tensor& saved,
+                                                          const CandidateMap& map,
+                                                          Activation activation, bool want_e_cand,
+                                                          bool want_w_cand, bool want_bias);
 
 }  // namespace ikbo

@@ -71,7 +71,7 @@ void norm_rows_reference(const NormProblem& p, const NormInputs& in, const NormO
   const OptTensor bias =
       in.bias ? OptTensor(cast(reshape(*in.bias, {p.groups, p.columns}), p.sums)) : std::nullopt;
   const Tensor eps = scalar(p.eps, p.sums, in.x);
-  for_each_slice(p.rows, row_bytes(p), [&](int64_t first, int64_t count) {
+  for_each_slice(in.x, p.rows, row_bytes(p), [&](int64_t first, int64_t count) {
     Tensor x = take(x_rows, first, count, p);
     if (residual) x = add(x, take(*residual, first, count, p));
     if (residual_out) copy_(narrow(*residual_out, 0, first, count), x);
@@ -110,7 +110,7 @@ void norm_backward_reference(const NormProblem& p, const NormBackwardInputs& in,
   const OptTensor x_out = rows_of(grads.x), residual_grad_out = rows_of(grads.residual);
   const OptTensor weight = shifted_weight(in.weight, p);
   Tensor weight_sum = zeros({p.groups, p.columns}, p.sums, in.x), bias_sum = weight_sum;
-  for_each_slice(p.rows, row_bytes(p), [&](int64_t first, int64_t count) {
+  for_each_slice(in.x, p.rows, row_bytes(p), [&](int64_t first, int64_t count) {
     const Tensor grad_y = take(grad_rows, first, count, p);
     if (grads.bias) bias_sum = add(bias_sum, sum_over(grad_y, {0}));
     if (!x_out && !residual_grad_out && !grads.weight) return;

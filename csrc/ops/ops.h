@@ -1,10 +1,9 @@
-// Every op as a C++ function; registration.cpp binds them to their schemas. NAME returns the result,
-// NAME_fwd also what training saves, NAME_bwd the gradients whose bit is set in grad_mask (bit i for
-// result i; the others have size 0).
+// Every op as a C++ function; registration.cpp binds them to their schemas. NAME returns the
+// result, NAME_fwd also what training saves, NAME_bwd the gradients whose bit is set in grad_mask
+// (bit i for result i; the others have size 0).
 #pragma once
 
 #include "ops/tensor.h"
-
 
 namespace ikbo {
 

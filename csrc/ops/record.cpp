@@ -52,15 +52,17 @@ PathSite::PathSite(const char* op, Kind kind, const char* path, const char* reas
 
 void PathSite::hit(std::string config) {
   if (kind_ == Kind::kReference && strict.load(std::memory_order_relaxed)) {
-    throw std::runtime_error("ikbo." + std::string(op_) + ": strict mode expects a Hopper kernel, "
-                             "got the reference path: " + reason_ +
-                             ". Change what the reason names, or leave strict mode.");
+    throw std::runtime_error("ikbo." + std::string(op_) +
+                             ": strict mode expects a Hopper kernel, "
+                             "got the reference path: " +
+                             reason_ + ". Change what the reason names, or leave strict mode.");
   }
   count_.fetch_add(1, std::memory_order_relaxed);
   if (last_records.size() <= static_cast<size_t>(op_index_)) last_records.resize(op_index_ + 1);
   last_records[op_index_] = {path_, reason_, std::move(config)};
   if (kind_ == Kind::kReference && !warned_.exchange(true)) {
-    const std::string text = "ikbo." + std::string(op_) + " runs on the reference path: " + reason_ +
+    const std::string text = "ikbo." + std::string(op_) +
+                             " runs on the reference path: " + reason_ +
                              ". Results are right, speed is not what it could be.";
     aoti_torch_warn(__func__, "ikbo", __LINE__, text.c_str());
   }
@@ -72,7 +74,8 @@ std::string counters_json() {
   const char* comma = "";
   for (const PathSite* site = first_site.load(); site; site = site->next_) {
     json << comma << "{\"op\": \"" << site->op_ << "\", \"path\": \"" << site->path_
-         << "\", \"reason\": \"" << site->reason_ << "\", \"count\": " << site->count_.load() << "}";
+         << "\", \"reason\": \"" << site->reason_ << "\", \"count\": " << site->count_.load()
+         << "}";
     comma = ", ";
   }
   json << "]";

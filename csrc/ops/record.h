@@ -36,20 +36,20 @@ class PathSite {
 };
 
 // For an op that has no kernel for these inputs: records the CPU path or the GPU slow path.
-#define IKBO_RECORD_REFERENCE(op, is_cuda, reason)                                             \
-  do {                                                                                         \
-    if (is_cuda) {                                                                             \
+#define IKBO_RECORD_REFERENCE(op, is_cuda, reason)                                               \
+  do {                                                                                           \
+    if (is_cuda) {                                                                               \
       static ::ikbo::PathSite site(op, ::ikbo::PathSite::Kind::kReference, "reference", reason); \
-      site.hit();                                                                              \
-    } else {                                                                                   \
-      static ::ikbo::PathSite site(op, ::ikbo::PathSite::Kind::kCpu, "cpu", "CPU tensors");     \
-      site.hit();                                                                              \
-    }                                                                                          \
+      site.hit();                                                                                \
+    } else {                                                                                     \
+      static ::ikbo::PathSite site(op, ::ikbo::PathSite::Kind::kCpu, "cpu", "CPU tensors");      \
+      site.hit();                                                                                \
+    }                                                                                            \
   } while (false)
 
-std::string counters_json();                     // [{"op", "path", "reason", "count"}, ...]
+std::string counters_json();  // [{"op", "path", "reason", "count"}, ...]
 void counters_reset();
-std::string last_record_json(const char* op);    // the thread's last call of `op`; "null" if none
-void set_strict(bool on);                        // process-wide: slow paths raise
+std::string last_record_json(const char* op);  // the thread's last call of `op`; "null" if none
+void set_strict(bool on);                      // process-wide: slow paths raise
 
 }  // namespace ikbo

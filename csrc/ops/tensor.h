@@ -20,8 +20,8 @@
 
 namespace ikbo {
 
-// Beside the wrappers below, argument-dependent lookup finds torch::stable's own: reshape, transpose,
-// contiguous, unsqueeze, ...
+// Beside the wrappers below, argument-dependent lookup finds torch::stable's own: reshape,
+// transpose, contiguous, unsqueeze, ...
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -59,7 +59,8 @@ inline Tensor scalar(double value, ScalarType dtype, const Tensor& like) {
 inline Tensor cast(const Tensor& t, ScalarType dtype) {
   return t.scalar_type() == dtype ? t : torch::stable::to(t, dtype);
 }
-// Sums of floating-point tensors only: the shim's alpha is a double, which ATen refuses for integers.
+// Sums of floating-point tensors only: the shim's alpha is a double, which ATen refuses for
+// integers.
 inline Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
 inline Tensor sub(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b); }
 inline Tensor mul(const Tensor& a, const Tensor& b) { return aten("aten::mul", "Tensor", a, b); }
@@ -95,8 +96,9 @@ inline ScalarType accumulate_type(ScalarType t) {
 // 0, 1, ..., n - 1 in int32 or int64 (aten::arange takes Scalars).
 Tensor arange(int64_t n, const Tensor& like, ScalarType dtype = ScalarType::Int);
 
-// a[G,m,k] @ b[G,k,n] with sums and result in the accumulation type. CUDA multiplies 16-bit operands
-// as they are; the CPU's 16-bit product would round its result, so there the operands are widened.
+// a[G,m,k] @ b[G,k,n] with sums and result in the accumulation type. CUDA multiplies 16-bit
+// operands as they are; the CPU's 16-bit product would round its result, so there the operands are
+// widened.
 Tensor bmm_accumulate(const Tensor& a, const Tensor& b);
 inline Tensor mm_accumulate(const Tensor& a, const Tensor& b) {
   return torch::stable::squeeze(
@@ -109,14 +111,18 @@ inline Tensor as_operand(const Tensor& t, ScalarType dtype) {
   return t.is_cuda() && is_16_bit(dtype) ? cast(t, dtype) : t;
 }
 
-// References work on slices of the batch so that what they need besides inputs and outputs is
-// bounded: no slice's temporaries exceed about this many bytes (a single row may).
-inline constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;
+// References work on slices of the batch, so that what they need besides inputs and outputs is
+// bounded: no slice's temporaries exceed about this many bytes (a single row may). More on a GPU,
+// where each slice costs launches.
+inline int64_t workspace_bytes(const Tensor& like) {
+  return like.is_cuda() ? int64_t{1} << 30 : int64_t{64} << 20;
+}
 
-// Calls body(first, count) over [0, rows) in slices of at most kWorkspaceBytes / row_bytes rows.
+// Calls body(first, count) over [0, rows) in slices of at most workspace_bytes / row_bytes rows.
 template <class Body>
-void for_each_slice(int64_t rows, int64_t row_bytes, const Body& body) {
-  const int64_t step = std::max<int64_t>(1, kWorkspaceBytes / std::max<int64_t>(1, row_bytes));
+void for_each_slice(const Tensor& like, int64_t rows, int64_t row_bytes, const Body& body) {
+  const int64_t step =
+      std::max<int64_t>(1, workspace_bytes(like) / std::max<int64_t>(1, row_bytes));
   for (int64_t first = 0; first < rows; first += step) body(first, std::min(step, rows - first));
 }
 

@@ -26,9 +26,9 @@ void join_user_part_reference(const Tensor& user_part, const OptTensor& bias,
   }
   if (bias) part = add(part, cast(*bias, sums));
   const int64_t row_bytes = out.numel() / batch * (sums == ScalarType::Double ? 8 : 4);
-  for_each_slice(batch, row_bytes, [&](int64_t first, int64_t count) {
-    const Tensor pre = add(product(first, count),
-                           index_select(part, 0, narrow(rows.index, 0, first, count)));
+  for_each_slice(out, batch, row_bytes, [&](int64_t first, int64_t count) {
+    const Tensor pre =
+        add(product(first, count), index_select(part, 0, narrow(rows.index, 0, first, count)));
     if (preact) {
       copy_(narrow(*preact, 0, first, count), fill_rows_without_user(pre, rows, first, true));
     }
@@ -37,8 +37,8 @@ void join_user_part_reference(const Tensor& user_part, const OptTensor& bias,
   });
 }
 
-// The gradient of the pre-activation [B, row...] in the accumulation type; rows without a user are 0.
-// `saved` is the pre-activation or the output (activation.h); unused for Activation::kNone.
+// The gradient of the pre-activation [B, row...] in the accumulation type; rows without a user are
+// 0. `saved` is the pre-activation or the output (activation.h); unused for Activation::kNone.
 Tensor preactivation_grad(const Tensor& grad_out, const Tensor& saved, const UserRows& rows,
                           Activation activation);
 

@@ -1,4 +1,5 @@
-// ikbo._host: the pure host side (configs) for tests, docs and tools. No tensors, no torch, no CUDA.
+// ikbo._host: the pure host side (configs) for tests, docs and tools. No tensors, no torch, no
+// CUDA.
 
 #include <pybind11/pybind11.h>
 

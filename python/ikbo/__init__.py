@@ -2,21 +2,17 @@
 
 import sys
 
-from . import _library
+# The report on what is wrong must run when something is: it tries the library in another process.
+if "ikbo.collect_env" not in sys.orig_argv:
+    from . import _library
 
-try:
-    _library.library()
-except ImportError:
-    # The report on what is wrong must run when something is.
-    if "ikbo.collect_env" not in sys.orig_argv:
-        raise
-else:
+    __version__: str = _library.library().ikbo_version().decode()
+
     from . import nn
     from .diagnostics import counters, explain, reset_counters, sm_limit, strict, warmup
     from .ops import *  # noqa: F403
     from .ops import __all__ as _op_names
 
-    __version__: str = _library.library().ikbo_version().decode()
     __all__ = [
         "counters",
         "explain",

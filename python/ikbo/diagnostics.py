@@ -20,9 +20,9 @@ def explain(op: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         *args, **kwargs: the arguments of ``torch.ops.ikbo.NAME``.
 
     Returns:
-        ``{"op", "path", "reason"}`` and, where a kernel ran, ``"config"``. Path ``sm90`` is a Hopper
-        kernel, ``cpu`` the implementation for CPU tensors, ``reference`` the slow path on a GPU;
-        ``reason`` says why it is not a kernel.
+        ``{"op", "path", "reason"}`` and, where a kernel ran, ``"config"``. Path ``sm90`` is a
+        Hopper kernel, ``cpu`` the implementation for CPU tensors, ``reference`` the slow path on a
+        GPU; ``reason`` says why it is not a kernel.
 
     Raises:
         AttributeError: there is no such op.

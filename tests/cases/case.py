@@ -1,4 +1,4 @@
-"""One way of calling an op, shared by every contract test (opcheck, compile, export, graphs, ...)."""
+"""One way of calling an op, shared by every contract test (opcheck, compile, export, ...)."""
 
 from __future__ import annotations
 

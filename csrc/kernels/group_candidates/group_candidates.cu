@@ -1,5 +1,4 @@
 #include "kernels/group_candidates/group_candidates.h"
-
 #include "kernels/group_candidates/group_candidates_sm90.cuh"
 #include "launch/launch.h"
 

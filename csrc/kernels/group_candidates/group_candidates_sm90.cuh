@@ -1,11 +1,12 @@
 // Stable counting sort of candidates by user, on the device.
 //
-// A pass sorts by one 8-bit digit. Each warp owns 32 * kSteps consecutive rows and takes them 32 at a
-// time, so "earlier row" is "earlier warp, earlier step, lower lane" and the sort is stable without
-// atomics: within a step eight ballots find the lanes that share a digit, and a lane's rank among them
-// is the count of lower ones. (__match_any_sync in their place took three times as long on an H200 where
-// the lanes of a warp hold many users.) A warp's counts live in shared memory and belong to it alone. All
-// of a thread's rows are loaded before the first is ranked: one trip to memory a pass, not kSteps.
+// A pass sorts by one 8-bit digit. Each warp owns 32 * kSteps consecutive rows and takes them 32 at
+// a time, so "earlier row" is "earlier warp, earlier step, lower lane" and the sort is stable
+// without atomics: within a step eight ballots find the lanes that share a digit, and a lane's rank
+// among them is the count of lower ones. (__match_any_sync in their place took three times as long
+// on an H200 where the lanes of a warp hold many users.) A warp's counts live in shared memory and
+// belong to it alone. All of a thread's rows are loaded before the first is ranked: one trip to
+// memory a pass, not kSteps.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +58,8 @@ __device__ inline Source source_of_pass(int pass, const int32_t* cand_to_user,
   return {nullptr, scratch.keys(pass - 1), scratch.rows(pass - 1), n_users};
 }
 
-// What a CTA holds of its tile. Rows are put in order here first, so that they leave as runs and not
-// one by one: scattered 4-byte stores cost an SM a cycle each.
+// What a CTA holds of its tile. Rows are put in order here first, so that they leave as runs and
+// not one by one: scattered 4-byte stores cost an SM a cycle each.
 template <int kWarps>
 struct Shared {
   static constexpr int kRows = 32 * kSteps * kWarps;
@@ -107,8 +108,8 @@ struct ThreadRows {
   uint32_t ranks[kSteps];
 };
 
-// Loads and ranks the tile. Afterwards counts[w][d] is complete for every warp; all threads take part
-// and leave synchronised.
+// Loads and ranks the tile. Afterwards counts[w][d] is complete for every warp; all threads take
+// part and leave synchronised.
 template <int kWarps>
 __device__ inline void rank_rows(Shared<kWarps>& shared, ThreadRows& mine, const Source& source,
                                  const TileRows& tile, int pass) {
@@ -261,16 +262,16 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   extern __shared__ char shared_bytes[];
   TileShared& shared = *reinterpret_cast<TileShared*>(shared_bytes);
   ThreadRows mine;
-  rank_rows(shared, mine, source_of_pass(pass, cand_to_user, scratch, n_users),
-            tile_of_block(rows), pass);
+  rank_rows(shared, mine, source_of_pass(pass, cand_to_user, scratch, n_users), tile_of_block(rows),
+            pass);
   if (threadIdx.x < kDigits) {
     scratch.histogram[int64_t{threadIdx.x} * gridDim.x + blockIdx.x] =
         scan_warps(shared, threadIdx.x);
   }
 }
 
-// Second, a warp a digit: each tile's count becomes the sum of the tiles before it; the totals follow
-// the histogram.
+// Second, a warp a digit: each tile's count becomes the sum of the tiles before it; the totals
+// follow the histogram.
 __global__ void __launch_bounds__(128)
     group_candidates_scan_sm90(uint32_t* histogram, int64_t tiles) {
   const int lane = threadIdx.x % 32;
@@ -287,8 +288,8 @@ __global__ void __launch_bounds__(128)
   if (lane == 0) histogram[kDigits * tiles + digit] = total;
 }
 
-// Third: every tile sends its runs to where its rows of each digit begin. With one pass a digit is a
-// user, so the first tile also has the users' offsets.
+// Third: every tile sends its runs to where its rows of each digit begin. With one pass a digit is
+// a user, so the first tile also has the users' offsets.
 __global__ void __launch_bounds__(kTileThreads, 2)
     group_candidates_scatter_sm90(const int32_t* cand_to_user, int32_t* order,
                                   int32_t* user_offsets, Scratch scratch, int64_t rows,

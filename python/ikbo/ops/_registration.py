@@ -48,7 +48,7 @@ def register(
 
     Args:
         fake, fwd_fake, bwd_fake: shape functions of the three ops.
-        setup_context, backward: autograd of NAME_fwd, as torch.library.register_autograd takes them.
+        setup_context, backward: autograd of NAME_fwd, for torch.library.register_autograd.
         differentiable_results: how many of NAME_fwd's results NAME returns.
         casts_under_autocast: whether floating arguments take autocast's dtype. Norms keep theirs.
         double_backward: autograd of NAME_bwd, where there is one; elsewhere it raises.
@@ -94,7 +94,7 @@ def _inference_under_autograd(name: str, results: int) -> Callable[..., Any]:
 
 
 def register_autocast(name: str, keep_float32: Sequence[int] = ()) -> None:
-    """Under autocast, NAME's floating arguments take the autocast dtype (fp64 stays, as in torch)."""
+    """Under autocast, NAME's floating arguments take its dtype (fp64 stays, as in torch)."""
     target = op(name)
     for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
         excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))

@@ -1,4 +1,4 @@
-"""What linear_compression and concat_linear share: fakes and autograd of out = act(c + part[user])."""
+"""What linear_compression and concat_linear share: fakes and autograd of act(c + part[user])."""
 
 from __future__ import annotations
 

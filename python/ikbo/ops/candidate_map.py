@@ -23,8 +23,8 @@ class CandidateMap:
     programs.
 
     Attributes:
-        cand_to_user: int32 ``[B]``, the user of each candidate in any order. -1 marks a padding row:
-            its output is zero. Other values outside ``[0, U)`` make that row NaN.
+        cand_to_user: int32 ``[B]``, the user of each candidate in any order. -1 marks a padding
+            row: its output is zero. Other values outside ``[0, U)`` make that row NaN.
         user_offsets: int32 ``[U + 1]``: user u has candidates ``user_offsets[u]`` up to
             ``user_offsets[u + 1]`` of ``order``.
         order: int32 ``[B]``, the candidates user by user; None promises that the batch itself is
@@ -86,8 +86,8 @@ def candidate_map(
         device: where the map goes; by default where the data is (lists: the CPU).
 
     Returns:
-        A :class:`CandidateMap`. Its range is checked at once when the data is on the CPU; for device
-        data call :meth:`CandidateMap.check`, which waits.
+        A :class:`CandidateMap`. Its range is checked at once when the data is on the CPU; for
+        device data call :meth:`CandidateMap.check`, which waits.
 
     Raises:
         ValueError: not exactly one description is given, one that is needed is missing, or CPU data

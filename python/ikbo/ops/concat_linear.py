@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .candidate_map import CandidateMap, map_arguments
 from ._registration import op
 from ._user_join import register_user_join
+from .candidate_map import CandidateMap, map_arguments
 
 
 def _out(x_cand: Tensor, w_cand: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""Linear compression: W @ [user rows; candidate rows], the user's product computed once per user."""
+"""Linear compression: W @ [user rows; candidate rows], the user's product once per user."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from .candidate_map import CandidateMap, map_arguments
 from ._registration import op
 from ._user_join import register_user_join
+from .candidate_map import CandidateMap, map_arguments
 
 
 def _out(e_cand: Tensor, w_cand: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def linear_compression(
 
     ``out[b] = act(w_cand @ e_cand[b] + w_user @ e_user[u(b)] + bias[:, None])`` with
     ``u(b) = cand_to_user[b]``. Equal to ``act([w_user w_cand] @ cat(e_user[u(b)], e_cand[b]))``;
-    the split of the product is exact algebra (In-Kernel Broadcast Optimization, PyTorch blog, 2026).
+    the split is exact algebra (In-Kernel Broadcast Optimization, PyTorch blog, 2026).
 
     Args:
         e_cand: ``[B, Kc, N]``, the candidates' embeddings: Kc rows of width N.

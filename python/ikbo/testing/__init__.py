@@ -1,4 +1,4 @@
-"""What tests and users compare with: the definitions in plain PyTorch, and an honest error bound."""
+"""What tests and users compare with: the definitions in plain PyTorch, an honest error bound."""
 
 from . import definitions
 from .closeness import assert_matches_definition

@@ -21,15 +21,15 @@ def assert_matches_definition(
     Args:
         actual: the result under test.
         exact: the definition in float64.
-        plain: the same by plain PyTorch in ``actual``'s dtype; without it, ``exact`` rounded to that
-            dtype stands in, so that only ``multiple`` roundings are allowed.
+        plain: the same by plain PyTorch in ``actual``'s dtype; without it, ``exact`` rounded to
+            that dtype stands in, so that only ``multiple`` roundings are allowed.
         multiple: how much worse than plain is accepted.
     """
     assert actual.shape == exact.shape, f"shape {tuple(actual.shape)} != {tuple(exact.shape)}"
     got, want = actual.detach().cpu().double(), exact.detach().cpu().double()
     for what, where in (("NaN", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
         differs = where(got) != where(want)
-        assert not differs.any(), f"{what} expected and found in different places: {_first(differs)}"
+        assert not differs.any(), f"{what} wanted and got in different places: {_first(differs)}"
     finite = torch.isfinite(want)
     if not finite.any():
         return
