@@ -12,10 +12,22 @@ file(CREATE_LINK "${IKBO_CUDA_INCLUDE}" "${CMAKE_BINARY_DIR}/cuda" SYMBOLIC)
 set(CMAKE_CUDA_COMPILER_LAUNCHER
   "${CMAKE_CURRENT_SOURCE_DIR}/cmake/nvcc_launcher.sh" ${CMAKE_CXX_COMPILER_LAUNCHER})
 
+# hopper/wgmma.cuh includes it, as generated/wgmma_instructions.cuh.
+set(IKBO_WGMMA_INSTRUCTIONS "${CMAKE_BINARY_DIR}/include/generated/wgmma_instructions.cuh")
+add_custom_command(
+  OUTPUT "${IKBO_WGMMA_INSTRUCTIONS}"
+  COMMAND ${Python_EXECUTABLE} "${CMAKE_CURRENT_SOURCE_DIR}/cmake/generate_wgmma.py"
+    "${IKBO_WGMMA_INSTRUCTIONS}"
+  DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cmake/generate_wgmma.py"
+  COMMENT "Writing the wgmma instructions"
+  VERBATIM)
+
 file(GLOB IKBO_CXX_SOURCES CONFIGURE_DEPENDS csrc/ops/*.cpp csrc/launch/*.cpp csrc/kernels/*/*.cpp)
 file(GLOB IKBO_CUDA_SOURCES CONFIGURE_DEPENDS RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"
   csrc/kernels/*/*.cu csrc/kernels/*/instantiations/*.cu)
 list(TRANSFORM IKBO_CUDA_SOURCES PREPEND "${CMAKE_BINARY_DIR}/")
+set_source_files_properties(${IKBO_CUDA_SOURCES} PROPERTIES
+  OBJECT_DEPENDS "${IKBO_WGMMA_INSTRUCTIONS}")
 add_library(ikbo SHARED ${IKBO_CXX_SOURCES} ${IKBO_CUDA_SOURCES})
 target_include_directories(ikbo PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${CMAKE_CURRENT_SOURCE_DIR}/csrc>)
 # The C++ files see the runtime headers nvcc compiles with.
@@ -35,15 +47,18 @@ set_target_properties(ikbo PROPERTIES
   BUILD_WITH_INSTALL_RPATH ON
   INSTALL_RPATH ""
   LINK_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map")
+set(IKBO_CUDA_OPTIONS -lineinfo --expt-relaxed-constexpr
+  -I/proc/self/cwd/csrc -I/proc/self/cwd/include
+  "SHELL:-isystem /proc/self/cwd/cuda" "SHELL:-isystem /proc/self/cwd/cuda/cccl"
+  -Xptxas=--warn-on-spills,--warn-on-local-memory-usage -Werror=all-warnings)
 # The torch headers put their __FILE__ into error messages, hence the second map.
 target_compile_options(ikbo PRIVATE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror
     -ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}=ikbo
     -ffile-prefix-map=${IKBO_TORCH_DIR}/include/torch=torch>
-  $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr
-    -I/proc/self/cwd/csrc
-    "SHELL:-isystem /proc/self/cwd/cuda" "SHELL:-isystem /proc/self/cwd/cuda/cccl"
-    -Xptxas=--warn-on-spills,--warn-on-local-memory-usage -Werror=all-warnings>)
+  "$<$<COMPILE_LANGUAGE:CUDA>:${IKBO_CUDA_OPTIONS}>")
 # exports.map hides all but the plain C functions.
 target_link_options(ikbo PRIVATE
   -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map -Wl,-z,defs)
+
+include(cmake/DeviceTests.cmake)

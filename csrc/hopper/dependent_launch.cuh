@@ -3,8 +3,8 @@
 
 namespace ikbo::hopper {
 
-// Blocks until the kernels this one depends on have completed and their writes are visible. Returns at
-// once where the launch was an ordinary one.
+// Blocks until the kernels this one depends on have completed and their writes are visible. Returns
+// at once where the launch was an ordinary one.
 __device__ inline void wait_for_previous_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

@@ -1,9 +1,8 @@
 // mbarriers in shared memory: the arrival and transaction counters a TMA load completes on.
 #pragma once
 
-#include <cuda/ptx>
-
 #include <cstdint>
+#include <cuda/ptx>
 
 namespace ikbo::hopper {
 
@@ -37,19 +36,18 @@ __device__ inline void arrive_expect_bytes(Barrier& barrier, uint32_t bytes) {
 }
 
 // Arrives on the same barrier of another CTA of the cluster. Written by hand because every form of
-// cuda::ptx carries .release.cluster, which ptxas turns into a MEMBAR.ALL.GPU for each k block. What
-// is handed over here is the right to overwrite shared memory, and the reads of it (wgmma) have
-// completed before the arrival.
+// cuda::ptx carries .release.cluster, which ptxas turns into a MEMBAR.ALL.GPU for each k block.
+// What is handed over here is the right to overwrite shared memory, and the reads of it (wgmma)
+// have completed before the arrival.
 __device__ inline void arrive_in_cluster(Barrier& barrier, uint32_t cta_rank) {
-  asm volatile(
-      "{\n\t"
-      ".reg .b32 remote;\n\t"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t"
-      "}"
-      :
-      : "r"(shared_address(&barrier)), "r"(cta_rank)
-      : "memory");
+  asm volatile("{\n\t"
+               ".reg .b32 remote;\n\t"
+               "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
+               "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t"
+               "}"
+               :
+               : "r"(shared_address(&barrier)), "r"(cta_rank)
+               : "memory");
 }
 
 // Spins until the phase with this parity has completed. A phase that never completes is a bug

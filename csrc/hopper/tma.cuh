@@ -1,12 +1,12 @@
 // The copy engine: tiles of 2 to 4 dimensional tensors between global and shared memory.
-// Coordinates are in elements, innermost dimension first. Out-of-range elements read as zero and are
-// not written.
+// Coordinates are in elements, innermost dimension first. Out-of-range elements read as zero and
+// are not written.
 #pragma once
 
 #include <cuda.h>  // CUtensorMap
-#include <cuda/ptx>
 
 #include <cstdint>
+#include <cuda/ptx>
 
 #include "hopper/mbarrier.cuh"
 
@@ -24,36 +24,34 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap& map) {
 }
 
 // Loads one box into `destination` (128-byte aligned; 1024 where the map swizzles by 128 bytes) and
-// completes its bytes on `barrier`. One thread calls it, after arrive_expect_bytes.
+// completes its bytes, those out of range included, on `barrier`. One thread calls it, after
+// arrive_expect_bytes. The map is a __grid_constant__ parameter of the kernel.
 __device__ inline void tma_load(void* destination, const CUtensorMap& map, Barrier& barrier,
                                 L2Hint hint, int32_t x, int32_t y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;"
-      :
-      : "r"(shared_address(destination)), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y),
-        "l"(hint)
-      : "memory");
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+               ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;"
+               :
+               : "r"(shared_address(destination)), "l"(&map), "r"(shared_address(&barrier)), "r"(x),
+                 "r"(y), "l"(static_cast<uint64_t>(hint))
+               : "memory");
 }
 __device__ inline void tma_load(void* destination, const CUtensorMap& map, Barrier& barrier,
                                 L2Hint hint, int32_t x, int32_t y, int32_t z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;"
-      :
-      : "r"(shared_address(destination)), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y),
-        "r"(z), "l"(hint)
-      : "memory");
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+               ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;"
+               :
+               : "r"(shared_address(destination)), "l"(&map), "r"(shared_address(&barrier)), "r"(x),
+                 "r"(y), "r"(z), "l"(static_cast<uint64_t>(hint))
+               : "memory");
 }
 __device__ inline void tma_load(void* destination, const CUtensorMap& map, Barrier& barrier,
                                 L2Hint hint, int32_t x, int32_t y, int32_t z, int32_t w) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
-      :
-      : "r"(shared_address(destination)), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y),
-        "r"(z), "r"(w), "l"(hint)
-      : "memory");
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+               ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+               :
+               : "r"(shared_address(destination)), "l"(&map), "r"(shared_address(&barrier)), "r"(x),
+                 "r"(y), "r"(z), "r"(w), "l"(static_cast<uint64_t>(hint))
+               : "memory");
 }
 
 // Loads one box into the same place of every CTA in `cta_mask` (bit = rank in the cluster) and
@@ -61,38 +59,72 @@ __device__ inline void tma_load(void* destination, const CUtensorMap& map, Barri
 __device__ inline void tma_load_multicast(void* destination, const CUtensorMap& map,
                                           Barrier& barrier, L2Hint hint, uint16_t cta_mask,
                                           int32_t x, int32_t y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster.L2::cache_hint [%0], [%1, {%4, %5}], [%2], %3, %6;"
-      :
-      : "r"(shared_address(destination)), "l"(&map), "r"(shared_address(&barrier)), "h"(cta_mask),
-        "r"(x), "r"(y), "l"(hint)
-      : "memory");
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+               ".multicast::cluster.L2::cache_hint [%0], [%1, {%4, %5}], [%2], %3, %6;"
+               :
+               : "r"(shared_address(destination)), "l"(&map), "r"(shared_address(&barrier)),
+                 "h"(cta_mask), "r"(x), "r"(y), "l"(static_cast<uint64_t>(hint))
+               : "memory");
+}
+__device__ inline void tma_load_multicast(void* destination, const CUtensorMap& map,
+                                          Barrier& barrier, L2Hint hint, uint16_t cta_mask,
+                                          int32_t x, int32_t y, int32_t z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+               ".multicast::cluster.L2::cache_hint [%0], [%1, {%4, %5, %6}], [%2], %3, %7;"
+               :
+               : "r"(shared_address(destination)), "l"(&map), "r"(shared_address(&barrier)),
+                 "h"(cta_mask), "r"(x), "r"(y), "r"(z), "l"(static_cast<uint64_t>(hint))
+               : "memory");
+}
+__device__ inline void tma_load_multicast(void* destination, const CUtensorMap& map,
+                                          Barrier& barrier, L2Hint hint, uint16_t cta_mask,
+                                          int32_t x, int32_t y, int32_t z, int32_t w) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+               ".multicast::cluster.L2::cache_hint [%0], [%1, {%4, %5, %6, %7}], [%2], %3, %8;"
+               :
+               : "r"(shared_address(destination)), "l"(&map), "r"(shared_address(&barrier)),
+                 "h"(cta_mask), "r"(x), "r"(y), "r"(z), "r"(w), "l"(static_cast<uint64_t>(hint))
+               : "memory");
 }
 
-// Orders this thread's ordinary stores to shared memory before later reads of them by the copy engine
-// or wgmma. Each writing thread calls it, then all meet at a barrier, then one stores.
+// Orders this thread's ordinary accesses of shared memory before later ones by the copy engine or
+// wgmma. Each writing thread calls it, then all meet at a barrier, then one stores.
 __device__ inline void fence_shared_for_async() {
   cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
 }
+// The same for global memory: between ordinary stores by other CTAs (acquired) and a tma_load of
+// them, and on the writers' side before they release.
+__device__ inline void fence_global_for_async() {
+  cuda::ptx::fence_proxy_async(cuda::ptx::space_global);
+}
 
+// Stores one box; what lies out of range is dropped. One thread calls it.
 __device__ inline void tma_store(const CUtensorMap& map, const void* source, L2Hint hint, int32_t x,
                                  int32_t y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-      " [%0, {%2, %3}], [%1], %4;"
-      :
-      : "l"(&map), "r"(shared_address(source)), "r"(x), "r"(y), "l"(hint)
-      : "memory");
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+               " [%0, {%2, %3}], [%1], %4;"
+               :
+               : "l"(&map), "r"(shared_address(source)), "r"(x), "r"(y),
+                 "l"(static_cast<uint64_t>(hint))
+               : "memory");
 }
 __device__ inline void tma_store(const CUtensorMap& map, const void* source, L2Hint hint, int32_t x,
                                  int32_t y, int32_t z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-      " [%0, {%2, %3, %4}], [%1], %5;"
-      :
-      : "l"(&map), "r"(shared_address(source)), "r"(x), "r"(y), "r"(z), "l"(hint)
-      : "memory");
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+               " [%0, {%2, %3, %4}], [%1], %5;"
+               :
+               : "l"(&map), "r"(shared_address(source)), "r"(x), "r"(y), "r"(z),
+                 "l"(static_cast<uint64_t>(hint))
+               : "memory");
+}
+__device__ inline void tma_store(const CUtensorMap& map, const void* source, L2Hint hint, int32_t x,
+                                 int32_t y, int32_t z, int32_t w) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+               " [%0, {%2, %3, %4, %5}], [%1], %6;"
+               :
+               : "l"(&map), "r"(shared_address(source)), "r"(x), "r"(y), "r"(z), "r"(w),
+                 "l"(static_cast<uint64_t>(hint))
+               : "memory");
 }
 
 // Closes the calling thread's group of stores.

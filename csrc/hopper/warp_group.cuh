@@ -16,18 +16,17 @@ __device__ inline int warp_index() { return __shfl_sync(0xffffffffu, threadIdx.x
 // True in one lane of the (converged) warp.
 __device__ inline bool elect_one() {
   uint32_t elected;
-  asm volatile(
-      "{\n\t"
-      ".reg .pred chosen;\n\t"
-      "elect.sync _|chosen, 0xffffffff;\n\t"
-      "selp.u32 %0, 1, 0, chosen;\n\t"
-      "}"
-      : "=r"(elected));
+  asm volatile("{\n\t"
+               ".reg .pred chosen;\n\t"
+               "elect.sync _|chosen, 0xffffffff;\n\t"
+               "selp.u32 %0, 1, 0, chosen;\n\t"
+               "}"
+               : "=r"(elected));
   return elected != 0;
 }
 
-// Moves the warp group's register budget. All four warps; the kernel must be compiled with a register
-// cap (__launch_bounds__(threads, 1)) or ptxas ignores it.
+// Moves the warp group's register budget. All four warps; the kernel must be compiled with a
+// register cap (__launch_bounds__(threads, 1)) or ptxas ignores it.
 template <int kRegisters>
 __device__ inline void take_registers() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);

@@ -11,6 +11,10 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   int shared_bytes = 0;  // dynamic shared memory a CTA
+  int cluster = 1;       // CTAs a cluster, along x; divides grid.x
+  // Programmatic dependent launch: the kernel may start before the one ahead of it on the stream
+  // has ended, and calls wait_for_previous_kernel() before it touches global memory.
+  bool overlaps_previous = false;
 };
 
 // Launches kernel(arguments...) on the stream and checks the launch. Parameters are converted to
@@ -29,6 +33,18 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
+  cudaLaunchAttribute attributes[2];
+  config.attrs = attributes;
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  if (shape.overlaps_previous) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
   IKBO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
