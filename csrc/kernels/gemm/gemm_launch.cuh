@@ -1,0 +1,60 @@
+// Host side of the plain GEMM: tensor maps and the launch of one of kGemmKernels.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "kernels/gemm/gemm_sm90.cuh"
+#include "launch/launch.h"
+#include "launch/tensor_map.h"
+
+namespace ikbo::gemm {
+
+// Row-major operands of D[M, N] = A[M, K] B[N, K]^T. Row strides in elements, multiples of 8; bases
+// 16-byte aligned.
+struct Operands {
+  const void* a;
+  const void* b;
+  void* d;
+  int64_t a_stride, b_stride, d_stride;
+};
+
+template <class T>
+inline constexpr ElementType kElementType =
+    std::is_same_v<T, __half> ? ElementType::kFloat16 : ElementType::kBfloat16;
+
+template <class T, int kKernel>
+void launch_kernel(const Operands& operands, const GemmProblem& problem, const GemmConfig& config,
+                   cudaStream_t stream) {
+  using S = Shape<T, kKernel>;
+  const auto map = [](const void* base, int64_t rows, int64_t columns, int64_t stride,
+                      int64_t box_rows) {
+    return make_tensor_map(base, kElementType<T>, {columns, rows},
+                           {stride * static_cast<int64_t>(sizeof(T))}, {kTileK, box_rows},
+                           Swizzle::k128Bytes);
+  };
+  const Params params{map(operands.a, problem.M, problem.K, operands.a_stride, S::kTileM),
+                      map(operands.b, problem.N, problem.K, operands.b_stride,
+                          S::kTileN / S::kCluster),
+                      map(operands.d, problem.M, problem.N, operands.d_stride, kStoreTile),
+                      config.order, config.k_steps};
+  LaunchShape shape{static_cast<unsigned>(config.grid), GemmKernel::kThreads};
+  shape.shared_bytes = S::kConfig.shared_bytes();
+  static_assert(sizeof(Shared<S>) + GemmKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
+  shape.cluster = S::kCluster;
+  launch(gemm_sm90<S>, shape, stream, params);
+}
+
+// problem.batch is 1 and problem.K at least 1.
+template <class T>
+void run_gemm(const Operands& operands, const GemmProblem& problem, const GemmConfig& config,
+              cudaStream_t stream) {
+  const auto launch_if = [&]<int kKernel>(std::integral_constant<int, kKernel>) {
+    if (config.kernel == kKernel) launch_kernel<T, kKernel>(operands, problem, config, stream);
+  };
+  [&]<int... kKernels>(std::integer_sequence<int, kKernels...>) {
+    (launch_if(std::integral_constant<int, kKernels>{}), ...);
+  }(std::make_integer_sequence<int, kGemmKernelCount>{});
+}
+
+}  // namespace ikbo::gemm

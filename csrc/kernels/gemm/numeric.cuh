@@ -1,0 +1,25 @@
+// Rounding fp32 sums to the output type, two at a time.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace ikbo::gemm {
+
+template <class T>
+__device__ inline uint32_t pack(float low, float high);
+
+template <>
+__device__ inline uint32_t pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+template <>
+__device__ inline uint32_t pack<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+}  // namespace ikbo::gemm
