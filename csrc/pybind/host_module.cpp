@@ -2,13 +2,122 @@
 // CUDA.
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <iterator>
+#include <tuple>
+#include <vector>
+
+#include "config/gemm.h"
 #include "config/group_candidates.h"
 
 namespace py = pybind11;
 
+namespace {
+
+using Tile = std::tuple<int32_t, int32_t, int32_t>;  // batch, m_tile, n_tile
+
+Tile tile_of(const ikbo::TileOrder& order, int32_t tile) {
+  if (tile < 0 || tile >= order.tiles()) throw py::index_error("no such tile");
+  const ikbo::TileCoordinates at = order.at(tile);
+  return {at.batch, at.m_tile, at.n_tile};
+}
+
+std::vector<Tile> tiles_of(const ikbo::GemmConfig& config, ikbo::TileSchedule schedule) {
+  std::vector<Tile> tiles;
+  for (; schedule.has_tile(); schedule.next()) {
+    tiles.push_back(tile_of(config.order, schedule.tile()));
+  }
+  return tiles;
+}
+
+void bind_tile_order(py::module_& m) {
+  m.def(
+      "fast_divide",
+      [](int32_t dividend, int32_t divisor) { return ikbo::FastDivisor(divisor).divide(dividend); },
+      py::arg("dividend"), py::arg("divisor"));
+  py::class_<ikbo::TileOrder>(m, "TileOrder")
+      .def(py::init([](int32_t m_tiles, int32_t n_tiles, int32_t batch, int cluster_m,
+                       bool groups_along_n, int group) {
+             return ikbo::TileOrder({m_tiles, n_tiles, batch, cluster_m}, {groups_along_n, group});
+           }),
+           py::arg("m_tiles"), py::arg("n_tiles"), py::arg("batch"), py::arg("cluster_m"),
+           py::arg("groups_along_n"), py::arg("group"))
+      .def_property_readonly("tiles", &ikbo::TileOrder::tiles)
+      .def("tile_of", &tile_of, py::arg("tile"));
+}
+
+void bind_gemm(py::module_& m) {
+  using ikbo::GemmConfig;
+  using ikbo::GemmKernel;
+  py::class_<ikbo::DeviceLimits>(m, "DeviceLimits")
+      .def(py::init<int, int64_t, int>(), py::arg("sm_count"), py::arg("l2_bytes"),
+           py::arg("max_shared_bytes_per_cta"))
+      .def_readonly("sm_count", &ikbo::DeviceLimits::sm_count)
+      .def_readonly("l2_bytes", &ikbo::DeviceLimits::l2_bytes)
+      .def_readonly("max_shared_bytes_per_cta", &ikbo::DeviceLimits::max_shared_bytes_per_cta);
+  py::class_<GemmKernel>(m, "GemmKernel")
+      .def_readonly("tile_m", &GemmKernel::tile_m)
+      .def_readonly("tile_n", &GemmKernel::tile_n)
+      .def_readonly("stages", &GemmKernel::stages)
+      .def_readonly("cluster_m", &GemmKernel::cluster_m)
+      .def_property_readonly("schedule",
+                             [](const GemmKernel& kernel) { return ikbo::name(kernel.schedule); })
+      .def_property_readonly("accumulators", &GemmKernel::accumulators)
+      .def_property_readonly("shared_bytes", &GemmKernel::shared_bytes)
+      .def("__repr__", [](const GemmKernel& kernel) { return ikbo::name(kernel); });
+  py::class_<GemmConfig>(m, "GemmConfig")
+      .def_property_readonly(
+          "kernel", [](const GemmConfig& config) { return ikbo::kGemmKernels[config.kernel]; })
+      .def_readonly("grid", &GemmConfig::grid)
+      .def_readonly("m_tiles", &GemmConfig::m_tiles)
+      .def_readonly("n_tiles", &GemmConfig::n_tiles)
+      .def_readonly("k_steps", &GemmConfig::k_steps)
+      .def_readonly("waves", &GemmConfig::waves)
+      .def_readonly("clocks", &GemmConfig::clocks)
+      .def_readonly("utilisation", &GemmConfig::utilisation)
+      .def_readonly("order", &GemmConfig::order)
+      .def_property_readonly("groups_along_n",
+                             [](const GemmConfig& config) { return config.raster.groups_along_n; })
+      .def_property_readonly("group", [](const GemmConfig& config) { return config.raster.group; })
+      .def(
+          "tiles_of_cta",
+          [](const GemmConfig& config, int cta) {
+            return tiles_of(config,
+                            ikbo::TileSchedule::of_cta(cta, config.grid, config.order.tiles()));
+          },
+          py::arg("cta"))
+      .def(
+          "tiles_of_consumer",
+          [](const GemmConfig& config, int cta, int consumer) {
+            return tiles_of(config, ikbo::TileSchedule::of_consumer(cta, consumer, config.grid,
+                                                                    config.order.tiles()));
+          },
+          py::arg("cta"), py::arg("consumer"))
+      .def("__repr__", [](const GemmConfig& config) { return ikbo::to_json(config); });
+  m.def("gemm_kernels", [] {
+    return std::vector<GemmKernel>(std::begin(ikbo::kGemmKernels), std::end(ikbo::kGemmKernels));
+  });
+  m.def(
+      "gemm_config",
+      [](int64_t M, int64_t N, int64_t K, int64_t batch, const ikbo::DeviceLimits& device) {
+        return ikbo::gemm_config({M, N, K, batch}, device);
+      },
+      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("batch"), py::arg("device"));
+  m.def(
+      "gemm_decline_reason",
+      [](int64_t M, int64_t N, int64_t K, int64_t batch, const ikbo::DeviceLimits& device) {
+        return ikbo::gemm_decline_reason({M, N, K, batch}, device);
+      },
+      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("batch"), py::arg("device"));
+}
+
+}  // namespace
+
 PYBIND11_MODULE(_host, m) {
   m.doc() = "Host side of ikbo's kernels: which configuration a problem gets.";
+  bind_tile_order(m);
+  bind_gemm(m);
   using Config = ikbo::GroupCandidatesConfig;
   py::class_<Config>(m, "GroupCandidatesConfig")
       .def_readonly("passes", &Config::passes)
