@@ -1,10 +1,13 @@
 # libikbo_device_tests.so, in the build directory: small kernels that use the primitives of csrc/hopper
 # one at a time, for tests/test_device.py. Built only when asked for:
 #   cmake --build build/cmake --target ikbo_device_tests
-file(GLOB IKBO_DEVICE_TESTS CONFIGURE_DEPENDS tests/device/*.cu)
+file(GLOB IKBO_DEVICE_TESTS CONFIGURE_DEPENDS RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"
+  tests/device/*.cu)
 if(NOT IKBO_DEVICE_TESTS)
   return()  # a source distribution
 endif()
+file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}/tests" "${CMAKE_BINARY_DIR}/tests" SYMBOLIC)
+list(TRANSFORM IKBO_DEVICE_TESTS PREPEND "${CMAKE_BINARY_DIR}/")
 set_source_files_properties(${IKBO_DEVICE_TESTS} PROPERTIES
   OBJECT_DEPENDS "${IKBO_WGMMA_INSTRUCTIONS}")
 add_library(ikbo_device_tests SHARED EXCLUDE_FROM_ALL

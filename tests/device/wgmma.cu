@@ -2,12 +2,12 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "entry.h"
 #include "hopper/mbarrier.cuh"
 #include "hopper/swizzle.cuh"
 #include "hopper/tma.cuh"
 #include "hopper/warp_group.cuh"
 #include "hopper/wgmma.cuh"
-#include "launch/launch.h"
 
 namespace ikbo {
 namespace {
@@ -134,11 +134,10 @@ void run_n(int n, int form, const void* a, const void* b, float* d, bool add, cu
 
 // a[64][64], b[n][64], d[64][n] fp32. Forms: 2 * (A is M-major) + (B is N-major); 4, 5: A in
 // registers.
-extern "C" void ikbo_test_wgmma(int n, int form, bool bf16, const void* a, const void* b, float* d,
+IKBO_TEST_ENTRY ikbo_test_wgmma(int n, int form, bool bf16, const void* a, const void* b, float* d,
                                 bool add, cudaStream_t stream) {
-  if (bf16) {
-    ikbo::run_n<__nv_bfloat16>(n, form, a, b, d, add, stream);
-  } else {
-    ikbo::run_n<__half>(n, form, a, b, d, add, stream);
-  }
+  return ikbo::entry([&] {
+    const auto run_type = bf16 ? ikbo::run_n<__nv_bfloat16> : ikbo::run_n<__half>;
+    run_type(n, form, a, b, d, add, stream);
+  });
 }
