@@ -6,9 +6,10 @@ import itertools
 import json
 import math
 from collections import Counter
+from random import Random
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ikbo import _host
@@ -33,7 +34,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def cta_bytes_of_k(kernel: object, tiles: list[tuple[int, int, int]]) -> int:
+def operand_bytes_per_k(kernel: object, tiles: list[tuple[int, int, int]]) -> int:
     """Distinct operand rows that these tiles read, times the two bytes of one element of each."""
     rows = len({(batch, m) for batch, m, _ in tiles}) * kernel.tile_m
     columns = len({(batch, n) for batch, _, n in tiles}) * kernel.tile_n
@@ -173,7 +174,7 @@ def test_config_covers_the_output_once(M: int, N: int, K: int, batch: int, devic
 
 
 @given(M=sizes, N=sizes, K=st.integers(0, 9000), batch=st.integers(1, 3), device=devices)
-def test_no_rectangle_of_m_and_n_is_estimated_above_peak(
+def test_estimates_stay_below_peak_and_grow_with_the_work(
     M: int, N: int, K: int, batch: int, device: object
 ) -> None:
     config = _host.gemm_config(M, N, K, batch, device)
@@ -246,7 +247,7 @@ def test_each_kernel_has_its_problems(shape: tuple[int, int, int, int], name: st
 def test_operands_of_a_wave_fit_in_l2(shape: tuple[int, int, int, int], device: object) -> None:
     config = _host.gemm_config(*shape, device)
     for index in range(config.waves):
-        bytes_of_wave = shape[2] * cta_bytes_of_k(config.kernel, wave(config, index))
+        bytes_of_wave = shape[2] * operand_bytes_per_k(config.kernel, wave(config, index))
         assert bytes_of_wave <= device.l2_bytes
 
 
@@ -257,10 +258,10 @@ def test_waves_of_a_large_cube_are_nearly_square(device: object) -> None:
     config = _host.gemm_config(*CUBE[8192], device)
     area = config.grid * config.kernel.tile_m * config.kernel.tile_n
     square = 2 * 2 * math.sqrt(area)
-    waves = [cta_bytes_of_k(config.kernel, wave(config, i)) for i in range(config.waves)]
+    waves = [operand_bytes_per_k(config.kernel, wave(config, i)) for i in range(config.waves)]
     assert sum(waves) / len(waves) <= 1.25 * square
-    # The K steps between the first and the last CTA, 32 of them, fit many times over.
-    assert 8 * 32 * 64 * max(waves) <= device.l2_bytes * 8
+    # CTAs may be as many as 32 steps of K apart and still find in L2 what another has read.
+    assert 32 * 64 * max(waves) <= device.l2_bytes / 2
 
 
 def dram_bytes(config: object, order: object, K: int, l2_bytes: int) -> int:
@@ -288,27 +289,29 @@ def dram_bytes(config: object, order: object, K: int, l2_bytes: int) -> int:
     return read
 
 
-@settings(max_examples=25)
-@given(
-    m=st.integers(8, 40),
-    n=st.integers(8, 40),
-    K=st.integers(64, 16384),
-    device=st.sampled_from(DEVICES[:3]),
-)
-def test_order_is_near_the_best_in_a_simulated_l2(m: int, n: int, K: int, device: object) -> None:
-    config = _host.gemm_config(256 * m, 256 * n, K, 1, device)
-    assume(config.waves >= 3)
-
-    def read(order: object) -> int:
-        return dram_bytes(config, order, K, device.l2_bytes)
-
-    shape = (config.m_tiles, config.n_tiles, 1, config.kernel.cluster_m)
-    best = min(
-        read(_host.TileOrder(*shape, along_n, group))
-        for along_n in (False, True)
-        for group in (1, 2, 4, 6, 8, 11, 16)
-    )
-    assert read(config.order) <= 1.3 * best
+def test_order_is_near_the_best_in_a_simulated_l2() -> None:
+    random = Random(0)
+    ours, ungrouped = [], []
+    while len(ours) < 40:
+        m, n, K = random.randint(8, 40), random.randint(8, 40), random.randint(64, 16384)
+        device = random.choice(DEVICES[:3])
+        config = _host.gemm_config(256 * m, 256 * n, K, 1, device)
+        if config.waves < 3:
+            continue
+        shape = (config.m_tiles, config.n_tiles, 1, config.kernel.cluster_m)
+        read = {
+            (along_n, group): dram_bytes(
+                config, _host.TileOrder(*shape, along_n, group), K, device.l2_bytes
+            )
+            for along_n in (False, True)
+            for group in (1, 2, 4, 6, 8, 11, 16, config.group)
+        }
+        best = min(read.values())
+        ours.append(read[config.groups_along_n, config.group] / best)
+        ungrouped.append(read[False, 1] / best)
+    assert max(ours) < 2
+    assert sum(ours) / len(ours) < 1.08
+    assert sum(ungrouped) / len(ungrouped) > 1.5
 
 
 def test_group_follows_l2() -> None:

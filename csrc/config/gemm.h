@@ -223,7 +223,6 @@ constexpr std::optional<GemmConfig> gemm_config(const GemmProblem& problem,
       kernel.tile_n * row_bytes,
       resident,
       device.l2_bytes,
-      kernel.cluster_m,
   });
   config.order = TileOrder(tiles, config.raster);
   config.waves = static_cast<int32_t>(gemm_model::ceil_div(config.order.tiles(), config.grid));

@@ -120,7 +120,6 @@ struct RasterProblem {
   int64_t n_panel_bytes;      // of B, likewise
   int64_t resident_clusters;  // that run at once
   int64_t l2_bytes;
-  int cluster_m;
 };
 
 struct RasterCost {
@@ -146,29 +145,31 @@ constexpr RasterCost raster_cost(const RasterProblem& problem, const RasterOrder
   const double groups = (grouped + raster.group - 1) / raster.group;
   const double capacity = problem.l2_bytes / 2.0;
 
-  const double walk_waves = static_cast<double>(raster.group) * walked / problem.resident_clusters;
-  const double places = std::min<double>(
-      std::max(1.0, static_cast<double>(problem.resident_clusters) / raster.group), walked);
-  const double panels = std::min<double>(raster.group * std::max(1.0, 1 / walk_waves), grouped);
+  // A wave begins anywhere: on average it touches one place or group more than it is long.
+  const double resident = problem.resident_clusters;
+  const double waves_of_walk = static_cast<double>(raster.group) * walked / resident;
+  const double places = std::min<double>(resident / raster.group + 1, walked);
+  const double panels = std::min<double>(raster.group * (1 / waves_of_walk + 1), grouped);
+  const double most_panels =
+      std::min<double>(raster.group * (static_cast<int64_t>(1 / waves_of_walk) + 2), grouped);
 
   RasterCost cost{};
   cost.wave_bytes = panels * grouped_panel + places * walked_panel;
   const bool keeps_group = cost.wave_bytes <= capacity;
-  const bool keeps_walk = raster.group * grouped_panel + walked * walked_panel <= capacity;
-  cost.dram_bytes = grouped * grouped_panel * (keeps_group ? 1.0 : std::max(1.0, walk_waves)) +
+  const bool keeps_walk = most_panels * grouped_panel + walked * walked_panel <= capacity;
+  cost.dram_bytes = grouped * grouped_panel * (keeps_group ? 1.0 : std::max(1.0, waves_of_walk)) +
                     walked * walked_panel * (keeps_walk ? 1.0 : groups);
   return cost;
 }
 
 // The order with the least DRAM traffic, and among equals the one with the squarest waves.
 constexpr RasterOrder choose_raster_order(const RasterProblem& problem) {
-  constexpr int kMaxGroupTiles = 16;
+  constexpr int64_t kMaxGroup = 16;
   RasterOrder best{false, 1};
   RasterCost best_cost = raster_cost(problem, best);
   for (const bool along_n : {false, true}) {
     const int64_t grouped = along_n ? problem.n_tiles : problem.m_clusters;
-    const int64_t largest = along_n ? kMaxGroupTiles : kMaxGroupTiles / problem.cluster_m;
-    for (int group = 1; group <= std::min(grouped, largest); ++group) {
+    for (int group = 1; group <= std::min(grouped, kMaxGroup); ++group) {
       const RasterOrder raster{along_n, group};
       const RasterCost cost = raster_cost(problem, raster);
       if (cost < best_cost) {
