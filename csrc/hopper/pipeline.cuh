@@ -4,30 +4,10 @@
 #include <cstdint>
 
 #include "hopper/mbarrier.cuh"
+#include "hopper/ring_position.cuh"
 #include "hopper/warp_group.cuh"
 
 namespace ikbo::hopper {
-
-// Where a producer or a consumer stands in a ring: block b is in slot b % kSlots, and `phase` is
-// the parity of the round b / kSlots.
-template <int kSlots>
-struct RingPosition {
-  static_assert(kSlots >= 1);
-  int slot = 0;
-  uint32_t phase = 0;
-
-  __host__ __device__ constexpr void advance() {
-    if (++slot == kSlots) {
-      slot = 0;
-      phase ^= 1;
-    }
-  }
-  __host__ __device__ constexpr void advance(uint32_t blocks) {
-    const uint32_t ahead = slot + blocks;
-    slot = static_cast<int>(ahead % kSlots);
-    phase ^= ahead / kSlots & 1;
-  }
-};
 
 // The barriers of a ring, in shared memory. `kConsumerGroups` counts the warp groups that read each
 // block (where two groups take turns, a block is read by one). With `kClusterCtas` > 1 the producer

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "hopper/mbarrier.cuh"
-#include "hopper/pipeline.cuh"
+#include "hopper/ring_position.cuh"
 
 namespace ikbo::hopper {
 

@@ -9,7 +9,7 @@ namespace {
 
 enum class Named { kReady = 1, kDone };
 
-constexpr int kLive = 160;  // more values than an equal share of the registers holds
+constexpr int kLive = 190;  // more values than an equal share of the registers holds
 
 // Group 0 gives registers away and hands the input on through shared memory, `rounds` times; group
 // 1 waits for it and sums. Group 2 keeps kLive values alive, which needs the registers it took.
