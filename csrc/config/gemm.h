@@ -66,7 +66,7 @@ inline constexpr GemmKernel kGemmKernels[] = {
     {128, 256, 4, 2, GemmSchedule::kCooperative},  // large problems: fewest bytes an FMA
     {256, 128, 4, 2, GemmSchedule::kCooperative},  // where N fills 128 columns but not 256
     {128, 256, 4, 1, GemmSchedule::kCooperative},  // single waves, odd numbers of M tiles
-    {128, 192, 4, 1, GemmSchedule::kPingPong},     // short K, finer waves
+    {256, 128, 4, 1, GemmSchedule::kCooperative},
     {128, 128, 6, 1, GemmSchedule::kPingPong},     // less than a wave of the above
     {64, 128, 8, 1, GemmSchedule::kPingPong},      // small problems: the most CTAs
 };
@@ -182,6 +182,42 @@ constexpr const char* gemm_decline_reason(const GemmProblem& problem, const Devi
   return "more than 2^30 output tiles";
 }
 
+// The config of one kernel that is usable for the problem, which has an output.
+constexpr GemmConfig gemm_config_of(int index, const GemmProblem& problem,
+                                    const DeviceLimits& device) {
+  const GemmKernel& kernel = kGemmKernels[index];
+  const int64_t resident = gemm_model::resident_clusters(kernel, problem, device);
+  const TileGrid tiles{
+      static_cast<int32_t>(gemm_model::ceil_div(problem.M, kernel.tile_m)),
+      static_cast<int32_t>(gemm_model::ceil_div(problem.N, kernel.tile_n)),
+      static_cast<int32_t>(problem.batch),
+      kernel.cluster_m,
+  };
+  const int64_t row_bytes = problem.K * GemmKernel::kElementBytes;
+
+  GemmConfig config{};
+  config.kernel = index;
+  config.grid = static_cast<int>(resident) * kernel.cluster_m;
+  config.m_tiles = tiles.m_tiles;
+  config.n_tiles = tiles.n_tiles;
+  config.k_steps = static_cast<int32_t>(gemm_model::ceil_div(problem.K, GemmKernel::kTileK));
+  config.raster = choose_raster_order({
+      tiles.m_clusters(),
+      tiles.n_tiles,
+      kernel.cluster_m * kernel.tile_m * row_bytes,
+      kernel.tile_n * row_bytes,
+      resident,
+      device.l2_bytes,
+  });
+  config.order = TileOrder(tiles, config.raster);
+  config.waves = static_cast<int32_t>(gemm_model::ceil_div(config.order.tiles(), config.grid));
+  config.clocks = gemm_model::clocks(kernel, problem, device);
+  config.utilisation = 2.0 * static_cast<double>(problem.M) * static_cast<double>(problem.N) *
+                       static_cast<double>(problem.K) * static_cast<double>(problem.batch) /
+                       (gemm_model::kFlopsPerClock * config.clocks * device.sm_count);
+  return config;
+}
+
 // The config with the least estimated clocks; nothing where there is no output (M, N or batch is 0)
 // or where gemm_decline_reason has one.
 constexpr std::optional<GemmConfig> gemm_config(const GemmProblem& problem,
@@ -199,38 +235,7 @@ constexpr std::optional<GemmConfig> gemm_config(const GemmProblem& problem,
       best_clocks = clocks;
     }
   }
-
-  const GemmKernel& kernel = kGemmKernels[best];
-  const int64_t resident = gemm_model::resident_clusters(kernel, problem, device);
-  const TileGrid tiles{
-      static_cast<int32_t>(gemm_model::ceil_div(problem.M, kernel.tile_m)),
-      static_cast<int32_t>(gemm_model::ceil_div(problem.N, kernel.tile_n)),
-      static_cast<int32_t>(problem.batch),
-      kernel.cluster_m,
-  };
-  const int64_t row_bytes = problem.K * GemmKernel::kElementBytes;
-
-  GemmConfig config{};
-  config.kernel = best;
-  config.grid = static_cast<int>(resident) * kernel.cluster_m;
-  config.m_tiles = tiles.m_tiles;
-  config.n_tiles = tiles.n_tiles;
-  config.k_steps = static_cast<int32_t>(gemm_model::ceil_div(problem.K, GemmKernel::kTileK));
-  config.raster = choose_raster_order({
-      tiles.m_clusters(),
-      tiles.n_tiles,
-      kernel.cluster_m * kernel.tile_m * row_bytes,
-      kernel.tile_n * row_bytes,
-      resident,
-      device.l2_bytes,
-  });
-  config.order = TileOrder(tiles, config.raster);
-  config.waves = static_cast<int32_t>(gemm_model::ceil_div(config.order.tiles(), config.grid));
-  config.clocks = best_clocks;
-  config.utilisation = 2.0 * static_cast<double>(problem.M) * static_cast<double>(problem.N) *
-                       static_cast<double>(problem.K) * static_cast<double>(problem.batch) /
-                       (gemm_model::kFlopsPerClock * best_clocks * device.sm_count);
-  return config;
+  return gemm_config_of(best, problem, device);
 }
 
 inline const char* name(GemmSchedule schedule) {

@@ -103,20 +103,26 @@ __device__ void produce(Shared<S>& shared, const Params& params) {
 template <class S>
 using Sums = float[S::kBlocksM][S::kTileN / 2];
 
+// Descriptors of the consumer's operands in slot 0.
+struct Operands16 {
+  uint64_t a, b;
+};
+
 // One K block of the tile: reads the slot, adds to the sums. `add` false starts them.
 template <class S>
-__device__ inline void multiply(Sums<S>& sums, const Shared<S>& shared, int slot, int first_row,
-                                bool add) {
+__device__ inline void multiply(Sums<S>& sums, const Operands16& first_slot, int slot, bool add) {
   using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
   constexpr uint64_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
-  const uint64_t b = hopper::descriptor<hopper::Major::kK>(shared.b[slot]);
+  // Descriptors count in 16 bytes.
+  constexpr uint32_t kRow = kTileK * sizeof(typename S::T) / 16;
+  const uint64_t a = first_slot.a + uint32_t(slot) * (S::kTileM * kRow);
+  const uint64_t b = first_slot.b + uint32_t(slot) * (S::kTileN * kRow);
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
 #pragma unroll
     for (int block = 0; block < S::kBlocksM; ++block) {
-      const uint64_t a = hopper::descriptor<hopper::Major::kK>(
-          shared.a[slot] + (first_row + 64 * block) * kTileK);
-      Product::multiply(sums[block], a + k * kStep, b + k * kStep, add || k > 0);
+      Product::multiply(sums[block], a + block * (64 * kRow) + k * kStep, b + k * kStep,
+                        add || k > 0);
     }
   }
 }
@@ -172,6 +178,9 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   const NamedBarrier my_turn = of_consumer(NamedBarrier::kTurn, consumer);
   const NamedBarrier its_turn = of_consumer(NamedBarrier::kTurn, 1 - consumer);
   const int first_row = S::kPingPong ? 0 : consumer * S::kConsumerM;
+  const Operands16 first_slot{
+      hopper::descriptor<hopper::Major::kK>(shared.a[0] + first_row * kTileK),
+      hopper::descriptor<hopper::Major::kK>(shared.b[0])};
   typename S::Position position;
   const int32_t n_tiles = params.order.tiles();
   auto tiles = S::kPingPong ? TileSchedule::of_consumer(blockIdx.x, consumer, gridDim.x, n_tiles)
@@ -187,7 +196,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     for (int k = 0; k < params.k_blocks; ++k, position.advance()) {
       shared.ring.wait_full(position);
       hopper::wgmma_fence();
-      multiply<S>(sums, shared, position.slot, first_row, k > 0);
+      multiply<S>(sums, first_slot, position.slot, k > 0);
       hopper::wgmma_commit();
       if (k > 0) {
         hopper::wgmma_wait<1>();  // the products of the block before have read it
