@@ -44,17 +44,17 @@ __global__ void __launch_bounds__(3 * hopper::kWarpGroupThreads, 1)
     sums[thread] = sum;
   } else {
     hopper::take_registers<216>();
-    int values[kLive];
+    uint32_t values[kLive];
 #pragma unroll
     for (int i = 0; i < kLive; ++i) values[i] = in[thread] + i;
     for (int round = 0; round < rounds; ++round) {
 #pragma unroll
       for (int i = 0; i < kLive; ++i) values[i] = values[i] * 3 + values[(i + 1) % kLive];
     }
-    int sum = 0;
+    uint32_t sum = 0;
 #pragma unroll
     for (int i = 0; i < kLive; ++i) sum ^= values[i];
-    sums[hopper::kWarpGroupThreads + thread] = sum;
+    sums[hopper::kWarpGroupThreads + thread] = static_cast<int>(sum);
   }
 }
 
