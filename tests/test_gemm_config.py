@@ -185,6 +185,12 @@ def test_estimates_stay_below_peak_and_grow_with_the_work(
     assert _host.gemm_config(M, N, K, batch + 1, device).clocks >= config.clocks
 
 
+def test_one_cta_loads_no_faster_than_an_sm_can() -> None:
+    config = _host.gemm_config(64, 128, 64 * 1000, 1, H200)
+    assert config.grid == 1
+    assert config.clocks >= 1000 * 2 * 64 * (64 + 128) / 64
+
+
 @pytest.mark.parametrize("shape", [(0, 5, 5, 1), (5, 0, 5, 1), (5, 5, 5, 0), (0, 0, 0, 0)])
 def test_nothing_to_launch(shape: tuple[int, int, int, int]) -> None:
     assert _host.gemm_config(*shape, H200) is None
@@ -309,8 +315,8 @@ def test_order_is_near_the_best_in_a_simulated_l2() -> None:
         best = min(read.values())
         ours.append(read[config.groups_along_n, config.group] / best)
         ungrouped.append(read[False, 1] / best)
-    assert max(ours) < 2
-    assert sum(ours) / len(ours) < 1.08
+    assert max(ours) < 1.2
+    assert sum(ours) / len(ours) < 1.04
     assert sum(ungrouped) / len(ungrouped) > 1.5
 
 

@@ -19,7 +19,9 @@ class FastDivisor {
 
   constexpr int32_t divisor() const { return divisor_; }
   constexpr int32_t divide(int32_t dividend) const {
-    return static_cast<int32_t>((static_cast<uint64_t>(dividend) * multiplier_) >> shift_);
+    // From 32 unsigned bits: the product is one wide multiplication on the device.
+    const uint64_t product = uint64_t{static_cast<uint32_t>(dividend)} * multiplier_;
+    return static_cast<int32_t>(product >> shift_);
   }
   constexpr int32_t remainder(int32_t dividend, int32_t quotient) const {
     return dividend - quotient * divisor_;

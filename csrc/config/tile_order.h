@@ -67,7 +67,7 @@ class TileOrder {
     int32_t along_walk = size.divide(in_group);
     const int32_t along_group = group * group_.divisor() + size.remainder(in_group, along_walk);
     // Every other group walks back: it begins where the last one ended, on operands still in L2.
-    if (group % 2 == 1) along_walk = walked_ - 1 - along_walk;
+    if ((group & 1) != 0) along_walk = walked_ - 1 - along_walk;
     const int32_t m_cluster = groups_along_n_ ? along_walk : along_group;
     const int32_t n_tile = groups_along_n_ ? along_group : along_walk;
     return {batch, two_ctas_ ? 2 * m_cluster + (tile & 1) : m_cluster, n_tile};
