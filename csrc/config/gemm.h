@@ -35,8 +35,12 @@ struct GemmKernel {
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kRegistersPerSm = 65536;
   static constexpr int kEntryRegisters = kRegistersPerSm / kThreads / 8 * 8;
-  // Beside accumulators: ptxas takes n <= 200 (100 accumulators) where it has 128 registers.
+  // Beside a wgmma's accumulators: ptxas takes n <= 200 (100 accumulators) where it has 128
+  // registers.
   static constexpr int kOtherRegisters = 28;
+  // Beside all accumulators of a consumer: a 128 x 192 ping-pong tile (192 of them) spilled 584
+  // bytes.
+  static constexpr int kOtherConsumerRegisters = 48;
   // Two 64 x 64 boxes of results a consumer: one is filled while TMA stores the other.
   static constexpr int kStagingBytes = kConsumers * 2 * 64 * 64 * kElementBytes;
   static constexpr int kBarrierBytes = 1024;
@@ -67,8 +71,8 @@ inline constexpr GemmKernel kGemmKernels[] = {
     {256, 128, 4, 2, GemmSchedule::kCooperative},  // where N fills 128 columns but not 256
     {128, 256, 4, 1, GemmSchedule::kCooperative},  // single waves, odd numbers of M tiles
     {256, 128, 4, 1, GemmSchedule::kCooperative},
-    {128, 128, 6, 1, GemmSchedule::kPingPong},     // less than a wave of the above
-    {64, 128, 8, 1, GemmSchedule::kPingPong},      // small problems: the most CTAs
+    {128, 128, 6, 1, GemmSchedule::kPingPong},  // less than a wave of the above
+    {64, 128, 8, 1, GemmSchedule::kPingPong},   // small problems: the most CTAs
 };
 inline constexpr int kGemmKernelCount = static_cast<int>(std::size(kGemmKernels));
 
@@ -79,7 +83,8 @@ constexpr bool gemm_kernel_is_possible(const GemmKernel& kernel) {
          kernel.tile_n % 64 == 0 && (kernel.cluster_m == 1 || kernel.cluster_m == 2) &&
          // With multicast, each CTA of a pair loads half of B's rows, in whole swizzle atoms.
          kernel.tile_n / kernel.cluster_m % 8 == 0 && kernel.stages >= 4 &&
-         kernel.accumulators() + GemmKernel::kOtherRegisters <= GemmKernel::kConsumerRegisters &&
+         kernel.accumulators() + GemmKernel::kOtherConsumerRegisters <=
+             GemmKernel::kConsumerRegisters &&
          kernel.accumulators_of_wgmma() + GemmKernel::kOtherRegisters <=
              GemmKernel::kEntryRegisters &&
          kernel.shared_bytes() <= kMaxSharedBytes;

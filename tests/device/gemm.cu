@@ -2,8 +2,8 @@
 
 #include <stdexcept>
 
-#include "kernels/gemm/gemm_launch.cuh"
 #include "entry.h"
+#include "kernels/gemm/gemm_launch.cuh"
 
 // D[M, N] = A[M, K] B[N, K]^T by the kernel of that index, or by the config's choice for -1.
 IKBO_TEST_ENTRY ikbo_test_gemm(const void* a, const void* b, void* d, int64_t M, int64_t N,

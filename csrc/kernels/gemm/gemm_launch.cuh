@@ -33,11 +33,11 @@ void launch_kernel(const Operands& operands, const GemmProblem& problem, const G
                            {stride * static_cast<int64_t>(sizeof(T))}, {kTileK, box_rows},
                            Swizzle::k128Bytes);
   };
-  const Params params{map(operands.a, problem.M, problem.K, operands.a_stride, S::kTileM),
-                      map(operands.b, problem.N, problem.K, operands.b_stride,
-                          S::kTileN / S::kCluster),
-                      map(operands.d, problem.M, problem.N, operands.d_stride, kStoreTile),
-                      config.order, config.k_steps};
+  const Params params{
+      map(operands.a, problem.M, problem.K, operands.a_stride, S::kTileM),
+      map(operands.b, problem.N, problem.K, operands.b_stride, S::kTileN / S::kCluster),
+      map(operands.d, problem.M, problem.N, operands.d_stride, kStoreTile), config.order,
+      config.k_steps};
   LaunchShape shape{static_cast<unsigned>(config.grid), GemmKernel::kThreads};
   shape.shared_bytes = S::kConfig.shared_bytes();
   static_assert(sizeof(Shared<S>) + GemmKernel::kAlignmentBytes <= S::kConfig.shared_bytes());

@@ -2,16 +2,18 @@
 // warp-specialised. The main loop that the other matrix families stand on.
 //
 // A CTA is three warp groups:
-//   group 0     producer. One lane waits for a slot of the ring to be empty, then issues the TMA loads
+//   group 0     producer. One lane waits for a slot of the ring to be empty, then issues the TMA
+//   loads
 //               of the next 64-deep K block into it. Signals: the slot's full barrier (bytes).
-//   groups 1, 2 consumers. Wait for full, run wgmma on the slot, and arrive on its empty barrier once
+//   groups 1, 2 consumers. Wait for full, run wgmma on the slot, and arrive on its empty barrier
+//   once
 //               those have completed. Then they round the sums into staging buffers and one thread
 //               stores them by TMA while the next tile's products run.
-// Cooperative: both consumers work on one tile, each on half of its rows. Ping-pong: each has a tile
-// of its own and they take turns at the tensor cores, so that one's epilogue hides under the other's
-// main loop; the turns are handed over by the named barriers kTurn.
-// With a cluster of 2 along M the CTAs share their B tile: each loads half of it and multicasts it to
-// both, so a slot is empty only when the consumers of both CTAs have released it.
+// Cooperative: both consumers work on one tile, each on half of its rows. Ping-pong: each has a
+// tile of its own and they take turns at the tensor cores, so that one's epilogue hides under the
+// other's main loop; the turns are handed over by the named barriers kTurn. With a cluster of 2
+// along M the CTAs share their B tile: each loads half of it and multicasts it to both, so a slot
+// is empty only when the consumers of both CTAs have released it.
 #pragma once
 
 #include "config/gemm.h"
@@ -217,8 +219,8 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     store_tile(shared, params, sums, consumer, tile.m_tile * S::kTileM + first_row,
                tile.n_tile * S::kTileN);
   }
-  // A turn was handed on after the last tile as after every other: whoever would be next takes it, so
-  // that no barrier is left half full.
+  // A turn was handed on after the last tile as after every other: whoever would be next takes it,
+  // so that no barrier is left half full.
   const int mine = (n_tiles - static_cast<int>(blockIdx.x) + gridDim.x - 1) / gridDim.x;
   if (S::kPingPong && mine % 2 == consumer) hopper::barrier_wait(my_turn, kBoth);
   if (threadIdx.x % hopper::kWarpGroupThreads == 0) hopper::tma_store_wait_read<0>();
