@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import ikbo
 from benchmarks import ceilings, ops, report, run, timing
 from benchmarks.cases import Case, Draw, Maker, compiled, reset_compiler
 from benchmarks.record import Record
@@ -25,8 +24,6 @@ META = {
     "gpu": "NVIDIA H200", "torch": "2.11.0", "cuda": "13.0", "driver": "580", "commit": "abc",
     "date": "2026-12-01", "copy_TBps": 4.27, "matmul_TFLOPS": 680.0, "counts": True, "quick": False,
 }  # fmt: skip
-# The ops a benchmark module calls, where they are not its own name.
-CALLS = {"norms": ("rms_norm", "layer_norm")}
 
 
 class ScriptedTimer:
@@ -78,15 +75,12 @@ def rows_of(case: Case, timer: Any = None) -> dict[str, dict[str, Any]]:
 
 def every_case() -> list[Any]:
     each = [(op, case) for op in ops.OPS for case in ops.cases(op, shrink=64)]
-    return [pytest.param(op, case, id=f"{op}-{case.name}") for op, case in each]
+    return [pytest.param(case, id=f"{op}-{case.name}") for op, case in each]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("op", "case"), every_case())
-def test_contestants_agree(op: str, case: Case, device: str) -> None:
-    missing = [name for name in CALLS.get(op, (op,)) if not hasattr(ikbo, name)]
-    if missing:
-        pytest.skip(f"{missing} not built")
+@pytest.mark.parametrize("case", every_case())
+def test_contestants_agree(case: Case, device: str) -> None:
     contestants = dict(case.contestants)
     if case.name.startswith("rms_bwd") and device == "cpu":
         del contestants["eager"]  # calls an op of torch that has no CPU implementation
