@@ -23,8 +23,8 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
             Arguments&&... arguments) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
-  if (shape.shared_bytes >
-      0) {  // static and dynamic shared memory together pass 48 KB only with it
+  // Static and dynamic shared memory together pass 48 KB only with the attribute.
+  if (shape.shared_bytes > 0) {
     IKBO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          shape.shared_bytes));
   }

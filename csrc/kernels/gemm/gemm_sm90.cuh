@@ -2,13 +2,11 @@
 // warp-specialised. The main loop that the other matrix families stand on.
 //
 // A CTA is three warp groups:
-//   group 0     producer. One lane waits for a slot of the ring to be empty, then issues the TMA
-//   loads
-//               of the next 64-deep K block into it. Signals: the slot's full barrier (bytes).
-//   groups 1, 2 consumers. Wait for full, run wgmma on the slot, and arrive on its empty barrier
-//   once
-//               those have completed. Then they round the sums into staging buffers and one thread
-//               stores them by TMA while the next tile's products run.
+// - Group 0, producer. One lane waits for a slot of the ring to be empty, then issues the TMA loads
+//   of the next 64-deep K block into it. Signals: the slot's full barrier (bytes).
+// - Groups 1 and 2, consumers. They wait for full, run wgmma on the slot, and arrive on its empty
+//   barrier once the products have completed. Then they round the sums into staging buffers and one
+//   thread stores them by TMA while the next tile's products run.
 // Cooperative: both consumers work on one tile, each on half of its rows. Ping-pong: each has a
 // tile of its own and they take turns at the tensor cores, so that one's epilogue hides under the
 // other's main loop; the turns are handed over by the named barriers kTurn. With a cluster of 2
@@ -105,14 +103,15 @@ __device__ void produce(Shared<S>& shared, const Params& params) {
 template <class S>
 using Sums = float[S::kBlocksM][S::kTileN / 2];
 
-// Descriptors of the consumer's operands in slot 0.
-struct Operands16 {
+// Descriptors of a consumer's operands in slot 0.
+struct SlotDescriptors {
   uint64_t a, b;
 };
 
 // One K block of the tile: reads the slot, adds to the sums. `add` false starts them.
 template <class S>
-__device__ inline void multiply(Sums<S>& sums, const Operands16& first_slot, int slot, bool add) {
+__device__ inline void multiply(Sums<S>& sums, const SlotDescriptors& first_slot, int slot,
+                                bool add) {
   using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
   constexpr uint64_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
   // Descriptors count in 16 bytes.
@@ -180,7 +179,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   const NamedBarrier my_turn = of_consumer(NamedBarrier::kTurn, consumer);
   const NamedBarrier its_turn = of_consumer(NamedBarrier::kTurn, 1 - consumer);
   const int first_row = S::kPingPong ? 0 : consumer * S::kConsumerM;
-  const Operands16 first_slot{
+  const SlotDescriptors first_slot{
       hopper::descriptor<hopper::Major::kK>(shared.a[0] + first_row * kTileK),
       hopper::descriptor<hopper::Major::kK>(shared.b[0])};
   typename S::Position position;
