@@ -75,7 +75,12 @@ def test_library_keeps_to_its_size() -> None:
 def test_build_keeps_to_its_time() -> None:
     """The compiler seconds in Ninja's log of the build that `make test` made, over 2 cores. Steps
     that were up to date stand there with the time they took when they ran."""
-    logs = list((REPOSITORY / "build").glob("temp.*/.ninja_log"))
+    # Builds around a prebuilt library (IKBO_LIBRARY) compile no ops.
+    logs = [
+        log
+        for log in (REPOSITORY / "build").glob("temp.*/.ninja_log")
+        if "registration.cpp" in log.read_text()
+    ]
     if not logs:
         pytest.skip("no build log: run make wheel")
     newest = max(logs, key=lambda path: path.stat().st_mtime)
@@ -83,7 +88,6 @@ def test_build_keeps_to_its_time() -> None:
     for line in newest.read_text().splitlines()[1:]:
         start, end, _, output, _ = line.split("\t")
         steps[output] = int(end) - int(start)
-    assert any("registration.cpp" in output for output in steps)
     seconds = sum(steps.values()) / 1000 / 2
     assert seconds < _table()["build_seconds"], sorted(steps.items(), key=lambda s: -s[1])[:10]
 
