@@ -107,6 +107,7 @@ Tensor candidate_attention(const Tensor& q, const Tensor& k, const Tensor& v,
   const CandidateAttention p =
       check_inputs(op, q, k, v, kv_start, kv_len, cand_to_user, user_offsets, order, scale);
   const Tensor out = allocate_out(p);
+  if (out.numel() == 0) return out;
   IKBO_RECORD_REFERENCE(op, q.is_cuda(), kNoKernel);
   candidate_attention_reference(p, out, /*want_lse=*/false);
   return out;

@@ -11,6 +11,14 @@ std::string sizes_text(const Sizes& sizes) {
   return text.str();
 }
 
+// torch's own code of a dtype or device type. Comparing codes is what most calls come down to:
+// Tensor::scalar_type() asks the shim for one dtype after the other until it has found this one.
+int32_t code(AOTITorchError (*getter)(AtenTensorHandle, int32_t*), const Tensor& t) {
+  int32_t value = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(getter(t.get(), &value));
+  return value;
+}
+
 }  // namespace
 
 std::string shape_text(const Tensor& t) { return sizes_text(sizes_of(t)); }
@@ -67,17 +75,18 @@ void check_floating(const char* op, const char* name, const Tensor& t) {
 
 void check_same_dtype(const char* op, const char* name, const Tensor& t, const char* like_name,
                       const Tensor& like) {
-  IKBO_CHECK(t.scalar_type() == like.scalar_type(), op, "expected ", name, " in the dtype of ",
-             like_name, " (", dtype_text(like.scalar_type()), "), got ",
+  IKBO_CHECK(code(aoti_torch_get_dtype, t) == code(aoti_torch_get_dtype, like), op, "expected ",
+             name, " in the dtype of ", like_name, " (", dtype_text(like.scalar_type()), "), got ",
              dtype_text(t.scalar_type()),
              ". Convert one with .to(dtype), or run under torch.autocast.");
 }
 
 void check_same_device(const char* op, const char* name, const Tensor& t, const char* like_name,
                        const Tensor& like) {
-  IKBO_CHECK(t.is_cuda() == like.is_cuda() && t.get_device_index() == like.get_device_index(), op,
-             "expected ", name, " on the device of ", like_name, " (", device_text(like), "), got ",
-             device_text(t), ". Move it with .to(", like_name, ".device).");
+  IKBO_CHECK(code(aoti_torch_get_device_type, t) == code(aoti_torch_get_device_type, like) &&
+                 t.get_device_index() == like.get_device_index(),
+             op, "expected ", name, " on the device of ", like_name, " (", device_text(like),
+             "), got ", device_text(t), ". Move it with .to(", like_name, ".device).");
 }
 
 void check_like(const char* op, const char* name, const Tensor& t, const char* like_name,

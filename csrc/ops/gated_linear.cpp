@@ -43,6 +43,7 @@ Tensor gated_linear(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
   constexpr const char* op = "gated_linear";
   const Activation act = check_inputs(op, x, w_gate, w_up, b_gate, b_up, activation);
   const Tensor out = allocate_out(x, w_gate);
+  if (out.numel() == 0) return out;
   IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
   gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, std::nullopt, act, as_rows(out),
                   std::nullopt);

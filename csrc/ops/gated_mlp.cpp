@@ -47,6 +47,7 @@ Tensor gated_mlp(const Tensor& x, const Tensor& w_gate, const Tensor& w_up, cons
   const Activation act =
       check_inputs(op, x, w_gate, w_up, b_gate, b_up, w_down, b_down, activation);
   const Tensor out = allocate(x, w_down.size(0));
+  if (out.numel() == 0) return out;
   IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
   gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, Linear{w_down, b_down}, act,
                   as_rows(out), std::nullopt);

@@ -40,6 +40,7 @@ Tensor linear_act(const Tensor& x, const Tensor& w, const OptTensor& b,
   constexpr const char* op = "linear_act";
   const Activation act = check_inputs(op, x, w, b, activation);
   const Tensor out = allocate_out(x, w);
+  if (out.numel() == 0) return out;
   IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
   linear_act_reference(as_rows(x), w, b, act, as_rows(out), std::nullopt);
   return out;
