@@ -23,7 +23,7 @@
 #include "hopper/tma.cuh"
 #include "hopper/warp_group.cuh"
 #include "hopper/wgmma.cuh"
-#include "kernels/gemm/numeric.cuh"
+#include "kernels/numeric.cuh"
 
 namespace ikbo::gemm {
 

@@ -1,0 +1,249 @@
+// Which kernel and grid W[M,K] @ E[b][K,N] gets for every row b of a batch, in 16-bit types with
+// fp32 sums: a pure function of problem and device, tested on the CPU.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "config/column_schedule.h"
+#include "config/device_limits.h"
+
+namespace ikbo {
+
+struct LinearCompressionProblem {
+  int64_t rows, M, N, K;  // rows: candidates or users
+};
+
+// A compiled kernel: two consumers x 64 columns of E by tile_m rows of W, one CTA an SM.
+struct LinearCompressionKernel {
+  static constexpr int kTileK = 64;        // 128 bytes: the swizzle span
+  static constexpr int kUnitColumns = 64;  // the rows of one wgmma
+  static constexpr int kElementBytes = 2;
+  static constexpr int kConsumers = 2;
+  static constexpr int kWarpGroupThreads = 128;
+  static constexpr int kThreads = (kConsumers + 1) * kWarpGroupThreads;
+  static constexpr int kRegistersPerSm = 65536;
+  // setmaxnreg moves registers to the consumers.
+  static constexpr int kOtherRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kEntryRegisters = kRegistersPerSm / kThreads / 8 * 8;
+  // Beside a wgmma's sums: ptxas takes n <= 200 (100 sums) where it has 128 registers.
+  static constexpr int kRegistersBesideSums = 28;
+  static constexpr int kSmallBytes = 2048;      // barriers, bias
+  static constexpr int kAlignmentBytes = 1024;  // the 128-byte swizzle repeats every 1024
+
+  int tile_m;
+  int w_stages;
+  int e_stages;         // of each consumer
+  int staging_buffers;  // of results, shared by the consumers
+
+  constexpr int sums() const { return tile_m * kUnitColumns / kWarpGroupThreads; }  // of a thread
+  constexpr int w_bytes() const { return tile_m * kTileK * kElementBytes; }         // of a stage
+  constexpr int e_bytes() const { return kUnitColumns * kTileK * kElementBytes; }
+  constexpr int staging_bytes() const { return tile_m * kUnitColumns * kElementBytes; }
+  constexpr int shared_bytes() const {
+    return w_stages * w_bytes() + kConsumers * e_stages * e_bytes() +
+           staging_buffers * staging_bytes() + kSmallBytes + kAlignmentBytes;
+  }
+};
+
+// 192 columns by three consumers would load a fifth less, but leaves no registers: three groups and
+// a producer are 16 warps, 128 registers each at entry, and ptxas takes n = 224 from 138 on.
+inline constexpr LinearCompressionKernel kLinearCompressionKernels[] = {
+    // 433 rows of W are two tiles less 15 rows. With 5 and 3 stages, 10 % slower; 4 and 5 no faster.
+    {224, 4, 4, 1},
+    {128, 6, 5, 2},
+    {64, 8, 8, 2},  // small problems: the most CTAs
+};
+inline constexpr int kLinearCompressionKernelCount =
+    static_cast<int>(std::size(kLinearCompressionKernels));
+
+constexpr bool linear_compression_kernel_is_possible(const LinearCompressionKernel& kernel) {
+  constexpr int kMaxSharedBytes = 227 * 1024;
+  using K = LinearCompressionKernel;
+  return kernel.tile_m % 16 == 0 && kernel.tile_m <= 256 && kernel.w_stages >= 3 &&
+         kernel.e_stages >= 3 && kernel.staging_buffers >= 1 &&
+         kernel.staging_buffers <= K::kConsumers &&
+         kernel.sums() + K::kRegistersBesideSums <= K::kEntryRegisters &&
+         kernel.tile_m * 4 <= K::kSmallBytes / 2 && kernel.shared_bytes() <= kMaxSharedBytes;
+}
+static_assert(std::all_of(std::begin(kLinearCompressionKernels),
+                          std::end(kLinearCompressionKernels),
+                          linear_compression_kernel_is_possible));
+static_assert(LinearCompressionKernel::kWarpGroupThreads *
+                  (LinearCompressionKernel::kOtherRegisters +
+                   LinearCompressionKernel::kConsumers *
+                       LinearCompressionKernel::kConsumerRegisters) <=
+              LinearCompressionKernel::kRegistersPerSm);
+
+struct LinearCompressionConfig {
+  int kernel;  // index in kLinearCompressionKernels
+  int32_t m_tiles;
+  int32_t units_per_row;  // units of 64 columns in N
+  ColumnSchedule schedule;
+  double clocks;       // estimated for the busiest SM
+  double utilisation;  // estimated share of all SMs' tensor peak that is useful work
+
+  int64_t grid() const { return int64_t{m_tiles} * schedule.workers; }
+};
+
+namespace linear_compression_model {
+
+inline constexpr double kFlopsPerClock = 4096;      // dense 16-bit, of an SM
+inline constexpr double kL2BytesPerClock = 46;      // into each SM while all of them load
+inline constexpr double kIngestBytesPerClock = 64;  // into one SM at most; out of it likewise
+inline constexpr double kStartClocks = 3000;        // launch, first loads
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Clocks of one K step in which `active` consumers multiply.
+constexpr double step_clocks(const LinearCompressionKernel& kernel, double active, int64_t ctas,
+                             const DeviceLimits& device) {
+  const double products = 2.0 * active * LinearCompressionKernel::kUnitColumns * kernel.tile_m *
+                          LinearCompressionKernel::kTileK / kFlopsPerClock;
+  const double rate =
+      std::min(kIngestBytesPerClock,
+               kL2BytesPerClock * device.sm_count / static_cast<double>(std::min<int64_t>(
+                                                        ctas, device.sm_count)));
+  return std::max(products, (kernel.w_bytes() + active * kernel.e_bytes()) / rate);
+}
+
+constexpr double clocks(const LinearCompressionKernel& kernel, int64_t m_tiles,
+                        const ColumnSchedule& schedule, const DeviceLimits& device) {
+  const int64_t ctas = m_tiles * schedule.workers;
+  const double round = schedule.k_blocks * step_clocks(kernel, LinearCompressionKernel::kConsumers, ctas, device);
+  const double last =
+      schedule.leftover == 0
+          ? 0
+          : schedule.k_blocks *
+                step_clocks(kernel, static_cast<double>(ceil_div(schedule.leftover,
+                                                                 schedule.workers)),
+                            ctas, device);
+  const double epilogue = kernel.staging_bytes() * LinearCompressionKernel::kConsumers / kIngestBytesPerClock;
+  // More CTAs than SMs run one after another.
+  return (schedule.full_rounds * round + last + epilogue + kStartClocks) *
+         static_cast<double>(ceil_div(ctas, device.sm_count));
+}
+
+}  // namespace linear_compression_model
+
+// Why no kernel takes the problem, or nullptr. Sizes aren't negative.
+constexpr const char* linear_compression_decline_reason(const LinearCompressionProblem& problem,
+                                                        const DeviceLimits& device) {
+  constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+  // Neither a unit's index nor that of the next round leaves int32.
+  constexpr int64_t kMaxUnits = int64_t{1} << 30;
+  if (problem.K == 0) return "a product over nothing (K is 0)";
+  if (problem.N % 8 != 0) return "N is not a multiple of 8, which TMA needs";
+  if (std::max({problem.rows, problem.M, problem.N, problem.K}) > kMaxSize) {
+    return "a size of 2^31 or more, which TMA coordinates can't hold";
+  }
+  const int64_t units_per_row = linear_compression_model::ceil_div(
+      problem.N, LinearCompressionKernel::kUnitColumns);
+  if (problem.rows != 0 && units_per_row > kMaxUnits / problem.rows) {
+    return "more than 2^30 units of 64 columns";
+  }
+  for (const LinearCompressionKernel& kernel : kLinearCompressionKernels) {
+    if (kernel.shared_bytes() <= device.max_shared_bytes_per_cta) return nullptr;
+  }
+  return "a device without the shared memory of any kernel";
+}
+
+// The config of one kernel for a problem that has an output and no decline reason.
+constexpr LinearCompressionConfig linear_compression_config_of(
+    int index, const LinearCompressionProblem& problem, const DeviceLimits& device) {
+  namespace model = linear_compression_model;
+  const LinearCompressionKernel& kernel = kLinearCompressionKernels[index];
+  LinearCompressionConfig config{};
+  config.kernel = index;
+  config.m_tiles = static_cast<int32_t>(model::ceil_div(problem.M, kernel.tile_m));
+  config.units_per_row = static_cast<int32_t>(
+      model::ceil_div(problem.N, LinearCompressionKernel::kUnitColumns));
+  const int64_t units = problem.rows * config.units_per_row;
+  config.clocks = std::numeric_limits<double>::infinity();
+  // Workers that fill the SMs once; where W's tiles divide them badly, two or three times.
+  for (int64_t fills = 1; fills <= 3; ++fills) {
+    const int64_t workers =
+        std::clamp<int64_t>(fills * device.sm_count / config.m_tiles, 1, units);
+    const ColumnSchedule schedule{
+        static_cast<int32_t>(units), static_cast<int32_t>(workers), LinearCompressionKernel::kConsumers,
+        static_cast<int32_t>(model::ceil_div(problem.K, LinearCompressionKernel::kTileK))};
+    const double clocks = model::clocks(kernel, config.m_tiles, schedule, device);
+    if (clocks < config.clocks) {
+      config.schedule = schedule;
+      config.clocks = clocks;
+    }
+  }
+  config.utilisation = 2.0 * static_cast<double>(problem.rows) * static_cast<double>(problem.M) *
+                       static_cast<double>(problem.N) * static_cast<double>(problem.K) /
+                       (model::kFlopsPerClock * config.clocks * device.sm_count);
+  return config;
+}
+
+// What a call launches.
+struct LinearCompressionPlan {
+  std::optional<LinearCompressionConfig> users;  // absent where the part is given, or without users
+  LinearCompressionConfig candidates;
+};
+
+// The plan with the least estimated clocks; nothing where there is no output (M, N or candidates is
+// 0) or where linear_compression_decline_reason has one. users.K is 0 where the part is given.
+constexpr std::optional<LinearCompressionPlan> linear_compression_plan(
+    const LinearCompressionProblem& candidates, const LinearCompressionProblem& users,
+    const DeviceLimits& device) {
+  const bool has_output = candidates.rows > 0 && candidates.M > 0 && candidates.N > 0;
+  const bool makes_part = users.rows > 0 && users.K > 0;
+  if (!has_output || linear_compression_decline_reason(candidates, device) != nullptr ||
+      (makes_part && linear_compression_decline_reason(users, device) != nullptr)) {
+    return std::nullopt;
+  }
+  std::optional<LinearCompressionPlan> best;
+  double best_clocks = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < kLinearCompressionKernelCount; ++i) {
+    if (kLinearCompressionKernels[i].shared_bytes() > device.max_shared_bytes_per_cta) continue;
+    LinearCompressionPlan plan{std::nullopt, linear_compression_config_of(i, candidates, device)};
+    double clocks = plan.candidates.clocks;
+    if (makes_part) {
+      plan.users = linear_compression_config_of(i, users, device);
+      // Where both fit on the SMs they run side by side.
+      const bool together =
+          plan.users->grid() + plan.candidates.grid() <= device.sm_count;
+      clocks = together ? std::max(clocks, plan.users->clocks) : clocks + plan.users->clocks;
+    }
+    if (clocks < best_clocks) {
+      best = plan;
+      best_clocks = clocks;
+    }
+  }
+  return best;
+}
+
+// "linear_compression_sm90_224x128x64"
+inline std::string name(const LinearCompressionKernel& kernel) {
+  return "linear_compression_sm90_" + std::to_string(kernel.tile_m) + "x" +
+         std::to_string(LinearCompressionKernel::kConsumers * LinearCompressionKernel::kUnitColumns) + "x" +
+         std::to_string(LinearCompressionKernel::kTileK);
+}
+
+// For explain: the config as JSON.
+inline std::string to_json(const LinearCompressionConfig& config) {
+  const LinearCompressionKernel& kernel = kLinearCompressionKernels[config.kernel];
+  const ColumnSchedule& schedule = config.schedule;
+  return "{\"kernel\": \"" + name(kernel) + "\", \"w_stages\": " + std::to_string(kernel.w_stages) +
+         ", \"e_stages\": " + std::to_string(kernel.e_stages) +
+         ", \"shared_bytes\": " + std::to_string(kernel.shared_bytes()) +
+         ", \"grid\": " + std::to_string(config.grid()) +
+         ", \"m_tiles\": " + std::to_string(config.m_tiles) +
+         ", \"units\": " + std::to_string(schedule.units) +
+         ", \"k_blocks\": " + std::to_string(schedule.k_blocks) +
+         ", \"full_rounds\": " + std::to_string(schedule.full_rounds) +
+         ", \"leftover_units\": " + std::to_string(schedule.leftover) +
+         ", \"estimated_clocks\": " + std::to_string(static_cast<int64_t>(config.clocks)) +
+         ", \"estimated_utilisation\": " + std::to_string(config.utilisation) + "}";
+}
+
+}  // namespace ikbo
