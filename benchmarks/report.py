@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.ops import OPS
+from benchmarks.ops import OPS, note
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
@@ -69,6 +69,8 @@ def figures(results: dict[str, Results], links: dict[str, str], plotted: set[str
         )
         if op in plotted:
             parts.append(f"![{op}]({links[op]}.svg)")
+        if text := note(op):
+            parts.append(text)
         parts.append("\n".join(table(cases)))
         parts.append(
             f"[{op}.json]({links[op]}.json): {meta['gpu']}, torch {meta['torch']}, driver "
