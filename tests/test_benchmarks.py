@@ -321,6 +321,22 @@ def test_report_shows_gains_and_losses() -> None:
     assert "in 1 of 2 cases" in text and "![norms](x.svg)" in text
 
 
+def test_report_takes_other_ways_to_call_ikbo_for_no_yardstick() -> None:
+    data = {"linear_compression": results(ikbo_pack_per_call=0.98, torch=1.25)}
+    text = report.figures(data, {"linear_compression": "x"}, set())
+    assert "| case | `ikbo`, µs | ikbo_pack_per_call | torch | broken |" in text
+    assert "| c1 | 124 | 0.98 | 1.25 | error |" in text
+    assert "faster than every yardstick in 1 of 2 cases" in text
+    assert "`ikbo_pack_per_call` is `ikbo` with plain contiguous weights" in text
+
+
+def test_every_other_way_to_call_ikbo_is_explained() -> None:
+    for op in ops.OPS:
+        impls = {impl for case in ops.cases(op) for impl in case.contestants}
+        for impl in impls:
+            assert not impl.startswith(report.OURS) or f"`{impl}`" in ops.note(op)
+
+
 def test_report_leaves_out_what_does_not_count(tmp_path: Path) -> None:
     assert report.figures(report.load(tmp_path), {}, set()) == report.NO_FIGURES
     kinds = {"norms": {}, "gated_mlp": {"counts": False}, "concat_linear": {"quick": True}}
