@@ -28,6 +28,8 @@ wheel: $(VENV)/wheel
 	@ls dist/*.whl
 
 bench: $(VENV)/installed
+	$(RUN) -m cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(RUN)
+	$(RUN) -m cmake --build build/cmake --target ikbo_device_tests  # holds the plain GEMM
 	$(RUN) benchmarks/run.py
 
 lint: $(VENV)/build $(VENV)/lint

@@ -16,11 +16,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.ops import OPS
+from benchmarks.ops import OPS, note
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 CEILINGS = ("copy",)  # no contestants: nothing can pass them
+OURS = "ikbo_"  # begins the names of ikbo called in another way: columns, but no yardsticks
 NO_FIGURES = "No figures are recorded yet."
 
 Results = dict[str, Any]  # an OP.json
@@ -57,8 +58,9 @@ def figures(results: dict[str, Results], links: dict[str, str], plotted: set[str
     parts = [
         "How many times as long as `ikbo` each yardstick takes, the median of rounds in which they "
         "take turns: **above 1, `ikbo` is faster**. `copy` is a ceiling: a copy of the same bytes, "
-        "so 0.9 means 90 % of its bandwidth. Half-precision columns are bf16; the JSON files hold "
-        "fp16 and every sample too."
+        "so 0.9 means 90 % of its bandwidth. A column `ikbo_…` is no yardstick but ikbo called in "
+        "another way. Half-precision columns are bf16; the JSON files hold fp16 and every sample "
+        "too."
     ]
     for op, result in results.items():
         meta, cases = result["meta"], by_case(result)
@@ -69,6 +71,8 @@ def figures(results: dict[str, Results], links: dict[str, str], plotted: set[str
         )
         if op in plotted:
             parts.append(f"![{op}]({links[op]}.svg)")
+        if text := note(op):
+            parts.append(text)
         parts.append("\n".join(table(cases)))
         parts.append(
             f"[{op}.json]({links[op]}.json): {meta['gpu']}, torch {meta['torch']}, driver "
@@ -104,13 +108,16 @@ def by_case(result: Results) -> dict[str, dict[str, dict[str, Any]]]:
 
 def best_yardstick(rows: dict[str, dict[str, Any]]) -> float:
     """The smallest ratio of a case; 0 where ikbo has none, or nobody to compare with."""
-    ratios = [r["ratio"] for impl, r in rows.items() if "ratio" in r and impl not in CEILINGS]
+    ratios = [
+        row["ratio"] for impl, row in rows.items()
+        if "ratio" in row and impl not in CEILINGS and not impl.startswith(OURS)
+    ]  # fmt: skip
     return min(ratios, default=0.0)
 
 
 def table(cases: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    """Markdown rows: a line per case, a column per yardstick."""
-    peers = yardsticks(cases)
+    """Markdown rows: a line per case, a column per contestant beside ikbo."""
+    peers = columns(cases)
     lines = [f"| case | `ikbo`, µs | {' | '.join(peers)} |", "|---" * (len(peers) + 2) + "|"]
     for name, rows in cases.items():
         ikbo = rows["ikbo"]
@@ -132,7 +139,7 @@ def _readable(number: float) -> str:
     return f"{number:.3g}" if number >= 1 else f"{number:.2g}"
 
 
-def yardsticks(cases: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+def columns(cases: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
     return list(dict.fromkeys(impl for rows in cases.values() for impl in rows if impl != "ikbo"))
 
 
@@ -148,7 +155,7 @@ def plot(op: str, result: Results, path: Path) -> bool:
 
     cases = by_case(result)
     figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.28 * len(cases)), layout="constrained")
-    for peer in yardsticks(cases):
+    for peer in columns(cases):
         points = [(rows[peer]["ratio"], y) for y, rows in enumerate(cases.values())
                   if "ratio" in rows.get(peer, {})]  # fmt: skip
         if points:

@@ -74,7 +74,7 @@ def rows_of(case: Case, timer: Any = None) -> dict[str, dict[str, Any]]:
 
 
 def every_case() -> list[Any]:
-    each = [(op, case) for op in ops.OPS for case in ops.cases(op, shrink=64)]
+    each = [(op, case) for op in ops.OPS for case in ops.cases(op, shrink=64) if op != "gemm"]
     return [pytest.param(case, id=f"{op}-{case.name}") for op, case in each]
 
 
@@ -96,6 +96,27 @@ def test_contestants_agree(case: Case, device: str) -> None:
         for result in each:
             assert result is not None or impl in report.CEILINGS
             assert result is None or relative_error(result, expected) < 1e-4, impl
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", ops.cases("gemm", shrink=64), ids=lambda case: case.name)
+def test_gemm_contestants_agree(case: Case, dtype: torch.dtype) -> None:
+    """Of half-precision matrices, on a GPU: the kernel takes no others."""
+    inputs = case.inputs(Draw(torch.device("cuda"), dtype))
+    try:
+        ours = case.contestants["ikbo"](inputs)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    cublas = case.contestants["cublas"](inputs)
+    assert relative_error(ours(), cublas()) < 5e-3
+    assert ours() is ours()
+
+
+def test_gemm_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IKBO_DEVICE_TESTS", str(tmp_path / "none.so"))
+    row = rows_of(ops.cases("gemm", shrink=64)[0])["ikbo"]
+    assert row["error"].startswith(f"FileNotFoundError: expected the GEMM in {tmp_path}/none.so: ")
 
 
 @pytest.mark.parametrize("op", ops.OPS)
@@ -298,6 +319,22 @@ def test_report_shows_gains_and_losses() -> None:
     assert "77" not in text and ".svg" not in text
     text = report.figures({"norms": results(torch=1.254, copy=0.9)}, {"norms": "x"}, {"norms"})
     assert "in 1 of 2 cases" in text and "![norms](x.svg)" in text
+
+
+def test_report_takes_other_ways_to_call_ikbo_for_no_yardstick() -> None:
+    data = {"linear_compression": results(ikbo_pack_per_call=0.98, torch=1.25)}
+    text = report.figures(data, {"linear_compression": "x"}, set())
+    assert "| case | `ikbo`, µs | ikbo_pack_per_call | torch | broken |" in text
+    assert "| c1 | 124 | 0.98 | 1.25 | error |" in text
+    assert "faster than every yardstick in 1 of 2 cases" in text
+    assert "`ikbo_pack_per_call` is `ikbo` with plain contiguous weights" in text
+
+
+def test_every_other_way_to_call_ikbo_is_explained() -> None:
+    for op in ops.OPS:
+        impls = {impl for case in ops.cases(op) for impl in case.contestants}
+        for impl in impls:
+            assert not impl.startswith(report.OURS) or f"`{impl}`" in ops.note(op)
 
 
 def test_report_leaves_out_what_does_not_count(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ def _argument(value: object) -> object:
         return ctypes.c_void_p(value.data_ptr())
     if isinstance(value, bool):
         return ctypes.c_bool(value)
+    if isinstance(value, int):
+        # As ctypes passes a plain int, the upper half of one on the stack is whatever lay there.
+        return ctypes.c_int64(value)
     return value
 
 

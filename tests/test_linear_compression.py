@@ -254,6 +254,59 @@ def test_python_functions_take_maps_and_out() -> None:
         assert function(*args[:5], m, out=out) is out and torch.equal(out, want)
 
 
+def _train(
+    name: str, args: tuple[Any, ...], recompute: bool, *, compile: bool = False
+) -> tuple[list[Tensor], list[torch.Size]]:
+    """The result and the gradients, and the shapes of what the forward kept for the backward."""
+    function = getattr(ikbo, name)
+
+    def forward(*floating: Tensor) -> Tensor:
+        return function(*floating, users, args[8], recompute=recompute)
+
+    if compile:
+        torch._dynamo.reset()
+        forward = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    if name.endswith("_add"):
+        part = args[3] @ args[1] if args[1].dim() == 3 else args[1] @ args[3].T
+        floating, users = [args[0], args[2], part, args[4]], args[5]
+    else:
+        floating, users = list(args[:5]), args[5]
+    inputs = [x.detach().requires_grad_() for x in floating]
+    kept: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        out = forward(*inputs)
+    return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)], kept
+
+
+@every_device
+@pytest.mark.parametrize("name", [f + suffix for f in FAMILIES for suffix in ("", "_add")])
+@pytest.mark.parametrize("activation", definitions.ACTIVATIONS)
+@pytest.mark.parametrize("compile", [False, True])
+def test_recompute_keeps_no_preactivation(
+    name: str, activation: str, compile: bool, device: str
+) -> None:
+    make = FAMILIES[name.removesuffix("_add")][0]
+    args = make(device, torch.bfloat16, activation=activation)
+    plain, kept_plain = _train(name, args, False, compile=compile)
+    ours, kept = _train(name, args, True, compile=compile)
+    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+    preact = plain[0].shape
+    assert (preact in kept_plain) == (activation != "none")
+    assert (preact in kept) == (activation in ("relu", "sigmoid"))  # these keep the result itself
+
+
+@every_family
+def test_recompute_under_autocast_and_in_inference(name: str) -> None:
+    args = FAMILIES[name][0]("cpu", torch.float32, activation="silu")
+    with torch.autocast("cpu", torch.bfloat16):
+        plain, ours = (_train(name, args, recompute)[0] for recompute in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+    function, want = getattr(ikbo, name), _call(name, args)
+    assert torch.equal(function(*args[:6], "silu", recompute=True), want)
+    out = torch.empty_like(want)
+    assert torch.equal(function(*args[:6], "silu", out=out, recompute=True), want)
+
+
 @pytest.mark.gpu_slow
 def test_more_than_2_to_the_31_elements() -> None:
     B, Kc, N, M = 9700, 866, 256, 3

@@ -340,6 +340,34 @@ def test_user_part_once_per_request(pair: str, activation: str) -> None:
         torch.testing.assert_close(a, b)
 
 
+@every_linear
+@pytest.mark.parametrize("strict", [False, True])
+def test_recompute(pair: str, strict: bool) -> None:
+    """The same gradients with no [rows, OUT, ...] kept for them, and programs as without it."""
+    _, plain = _build(pair)
+    x_cand, x_user = _inputs(pair)
+    grads, kept = [], []
+    for recompute in (False, True):
+        ours = _linear_class(pair).from_linear(plain, KU, "gelu", recompute=recompute)
+        assert ours.recompute == recompute and ("recompute=True" in repr(ours)) == recompute
+        for part in (None, ours.user_part(x_user).detach()):
+            shapes: list[torch.Size] = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t, shapes=shapes: shapes.append(t.shape) or t, lambda t: t
+            ):
+                if part is None:
+                    out = ours(x_cand, x_user, _users())
+                else:
+                    out = ours.forward_with_user_part(x_cand, part, _users())
+            kept.append(out.shape in shapes)
+            grads.append(torch.autograd.grad(out.square().sum(), [x_cand, *ours.parameters()]))
+    assert kept == [True, True, False, False]
+    for with_it, without in ((grads[2], grads[0]), (grads[3], grads[1])):
+        assert all(torch.equal(a, b) for a, b in zip(with_it, without, strict=True))
+    program = torch.export.export(ours, (x_cand, x_user, _users()), strict=strict)
+    assert torch.equal(program.module()(x_cand, x_user, _users()), ours(x_cand, x_user, _users()))
+
+
 def test_linears_refuse_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"ikbo.nn.ConcatLinear: expected activation to be one of"):
         ikbo.nn.ConcatLinear(1, 1, 1, activation="tanh")

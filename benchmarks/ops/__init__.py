@@ -13,6 +13,7 @@ OPS = (
     "norms",
     "gated_mlp",
     "group_candidates",
+    "gemm",
 )
 
 
@@ -20,4 +21,11 @@ def cases(op: str, shrink: int = 1) -> list[Case]:
     """The cases of an op; with ``shrink``, every size divided by it (for a test of the makers)."""
     module = importlib.import_module(f".{op}", __name__)
     result: list[Case] = module.cases(lambda size: max(1, size // shrink))
+    return result
+
+
+def note(op: str) -> str:
+    """What the report says above an op's table; mostly nothing."""
+    module = importlib.import_module(f".{op}", __name__)
+    result: str = getattr(module, "NOTE", "")
     return result

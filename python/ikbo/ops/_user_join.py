@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ._registration import (
     NEEDS_PREACTIVATION,
@@ -24,6 +25,14 @@ def register_user_join(name: str, out_of: Callable[[Tensor, Tensor], Tensor]) ->
     """Registers NAME and NAME_add. `out_of(candidates, w_cand)` makes an empty output."""
     _register_full(name, out_of)
     _register_add(f"{name}_add", out_of)
+
+
+def call(name: str, args: tuple[Any, ...], recompute: bool) -> Tensor:
+    """The op, whose activation comes last; with `recompute`, no pre-activation is kept."""
+    keeps = torch.is_grad_enabled() and args[-1] in NEEDS_PREACTIVATION
+    if recompute and keeps and not torch.compiler.is_exporting():
+        return checkpoint(op(name), *args, use_reentrant=False, preserve_rng_state=False)
+    return op(name)(*args)
 
 
 def _fwd_results(out: Tensor, activation: str) -> tuple[Tensor, Tensor]:

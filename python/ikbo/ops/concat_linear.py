@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._registration import op
-from ._user_join import register_user_join
+from ._user_join import call, register_user_join
 from .candidate_map import CandidateMap, map_arguments
 
 
@@ -26,6 +26,7 @@ def concat_linear(
     activation: str = "none",
     *,
     out: Tensor | None = None,
+    recompute: bool = False,
 ) -> Tensor:
     """Applies a Linear to [user; candidate] features without copying the user's per candidate.
 
@@ -42,6 +43,10 @@ def concat_linear(
         cand_to_user: a :class:`CandidateMap`, or int32/int64 ``[B]``.
         activation: none, relu, relu2, silu, gelu, gelu_tanh or sigmoid.
         out: preallocated ``[B, N]``; inference only.
+        recompute: training with relu2, silu, gelu or gelu_tanh keeps the pre-activation
+            ``[B, N]`` for the backward; with this the backward makes it again, at the price of
+            one more forward. The gradients are the same bits, also under torch.compile. As with
+            torch.utils.checkpoint, an input changed in place in between isn't noticed.
 
     Returns:
         ``[B, N]`` in the inputs' dtype. Sums are kept in float32 (float64 for float64) and
@@ -52,7 +57,7 @@ def concat_linear(
     """
     args = (x_cand, x_user, w_cand, w_user, bias, *map_arguments(cand_to_user), activation)
     if out is None:
-        return op("concat_linear")(*args)
+        return call("concat_linear", args, recompute)
     op("concat_linear.out")(*args, out=out)
     return out
 
@@ -64,6 +69,8 @@ def concat_linear_add(
     bias: Tensor | None,
     cand_to_user: CandidateMap | Tensor,
     activation: str = "none",
+    *,
+    recompute: bool = False,
 ) -> Tensor:
     """:func:`concat_linear` with the users' product ``x_user @ w_user.T`` already at hand.
 
@@ -76,6 +83,7 @@ def concat_linear_add(
         bias: ``[N]`` or None.
         cand_to_user: a :class:`CandidateMap`, or int32/int64 ``[B]``.
         activation: none, relu, relu2, silu, gelu, gelu_tanh or sigmoid.
+        recompute: as in :func:`concat_linear`.
 
     Returns:
         ``[B, N]`` in the dtype of x_cand.
@@ -84,4 +92,4 @@ def concat_linear_add(
         RuntimeError: shapes, dtypes or devices don't agree; names both sides.
     """
     args = (x_cand, w_cand, user_part, bias, *map_arguments(cand_to_user), activation)
-    return op("concat_linear_add")(*args)
+    return call("concat_linear_add", args, recompute)

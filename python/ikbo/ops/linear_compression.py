@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._registration import op
-from ._user_join import register_user_join
+from ._user_join import call, register_user_join
 from .candidate_map import CandidateMap, map_arguments
 
 
@@ -26,6 +26,7 @@ def linear_compression(
     activation: str = "none",
     *,
     out: Tensor | None = None,
+    recompute: bool = False,
 ) -> Tensor:
     """Compresses stacked user and candidate embeddings without copying the user's per candidate.
 
@@ -42,6 +43,10 @@ def linear_compression(
         cand_to_user: a :class:`CandidateMap`, or int32/int64 ``[B]``.
         activation: none, relu, relu2, silu, gelu, gelu_tanh or sigmoid.
         out: preallocated ``[B, M, N]``; inference only.
+        recompute: training with relu2, silu, gelu or gelu_tanh keeps the pre-activation
+            ``[B, M, N]`` for the backward; with this the backward makes it again, at the price of
+            one more forward. The gradients are the same bits, also under torch.compile. As with
+            torch.utils.checkpoint, an input changed in place in between isn't noticed.
 
     Returns:
         ``[B, M, N]`` in the inputs' dtype. Sums are kept in float32 (float64 for float64) and
@@ -52,7 +57,7 @@ def linear_compression(
     """
     args = (e_cand, e_user, w_cand, w_user, bias, *map_arguments(cand_to_user), activation)
     if out is None:
-        return op("linear_compression")(*args)
+        return call("linear_compression", args, recompute)
     op("linear_compression.out")(*args, out=out)
     return out
 
@@ -64,6 +69,8 @@ def linear_compression_add(
     bias: Tensor | None,
     cand_to_user: CandidateMap | Tensor,
     activation: str = "none",
+    *,
+    recompute: bool = False,
 ) -> Tensor:
     """:func:`linear_compression` with the users' product ``w_user @ e_user`` already at hand.
 
@@ -76,6 +83,7 @@ def linear_compression_add(
         bias: ``[M]`` or None.
         cand_to_user: a :class:`CandidateMap`, or int32/int64 ``[B]``.
         activation: none, relu, relu2, silu, gelu, gelu_tanh or sigmoid.
+        recompute: as in :func:`linear_compression`.
 
     Returns:
         ``[B, M, N]`` in the dtype of e_cand.
@@ -84,4 +92,4 @@ def linear_compression_add(
         RuntimeError: shapes, dtypes or devices don't agree; names both sides.
     """
     args = (e_cand, w_cand, user_part, bias, *map_arguments(cand_to_user), activation)
-    return op("linear_compression_add")(*args)
+    return call("linear_compression_add", args, recompute)
