@@ -1,11 +1,10 @@
 // The activations of the linear ops, as ATen calls on tensors in an accumulation type.
 #pragma once
 
+#include "config/activation.h"
 #include "ops/tensor.h"
 
 namespace ikbo {
-
-enum class Activation { kNone, kRelu, kRelu2, kSilu, kGelu, kGeluTanh, kSigmoid };
 
 // From its name in the schema; raises with the list of names for any other.
 Activation parse_activation(const char* op, const std::string& name);
