@@ -67,7 +67,7 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
   T b[S::kStages][S::kTileN * kTileK];
   T staging[kConsumers][2][kStoreTile * kStoreTile];
   typename S::Ring ring;
-  typename Epilogue::Barriers epilogue;
+  typename Epilogue::Shared epilogue;
 };
 
 struct Params {
@@ -146,29 +146,35 @@ __device__ inline void multiply(Sums<S>& sums, const SlotDescriptors& first_slot
   }
 }
 
-// Rounds a 64 x 64 block of sums, starting at column `first` of the thread's row of them, into a
-// staging buffer with the 128-byte swizzle that the store's map undoes.
-template <class T, int kCount>
-__device__ inline void stage_block(T* staging, const float (&sums)[kCount], int first) {
+// The address that this lane passes to stmatrix or ldmatrix for 16 columns of a staging buffer,
+// which has the 128-byte swizzle that the store's map undoes. They take four 8 x 8 tiles: rows 0-7
+// and 8-15 of two neighbouring column groups; lane l points to row l % 8 of tile l / 8.
+template <class T>
+__device__ inline char* staged_tiles(T* staging, int column) {
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x % hopper::kWarpGroupThreads / 32 * 16;
-  // stmatrix takes four 8 x 8 tiles: rows 0-7 and 8-15 of two neighbouring column groups. Lane l
-  // passes the address of row l % 8 of tile l / 8.
   const int row = warp_row + lane / 8 % 2 * 8 + lane % 8;
+  const uint32_t byte = (column + lane / 16 * 8) * sizeof(T);
+  return reinterpret_cast<char*>(staging) + hopper::swizzle_128(row, byte);
+}
+
+// Rounds a 64 x 64 block of sums, starting at column `first` of the thread's row of them, into a
+// staging buffer.
+template <class T, int kCount>
+__device__ inline void stage_block(T* staging, const float (&sums)[kCount], int first) {
 #pragma unroll
   for (int column = 0; column < kStoreTile; column += 16) {
     const float* d = &sums[(first + column) / 2];
     const uint32_t tiles[4] = {pack<T>(d[0], d[1]), pack<T>(d[2], d[3]), pack<T>(d[4], d[5]),
                                pack<T>(d[6], d[7])};
-    const uint32_t byte = (column + lane / 16 * 8) * sizeof(T);
-    hopper::store_tiles(reinterpret_cast<char*>(staging) + hopper::swizzle_128(row, byte), tiles);
+    hopper::store_tiles(staged_tiles(staging, column), tiles);
   }
 }
 
 // Rounds the sums and stores them.
 struct PlainEpilogue {
   struct Params {};
-  struct Barriers {
+  struct Shared {
     __device__ void init() {}
   };
   static constexpr bool kHasHelpers = false;
@@ -178,7 +184,7 @@ struct PlainEpilogue {
   // A consumer's side: before a tile's products, after them, after the last tile.
   template <class S>
   struct Consumer {
-    Shared<S, PlainEpilogue>& shared;
+    gemm::Shared<S, PlainEpilogue>& shared;
     const gemm::Params& params;
     const PlainEpilogue::Params& own_params;
     const int consumer;

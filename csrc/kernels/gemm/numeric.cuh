@@ -1,4 +1,4 @@
-// Rounding fp32 sums to the output type, two at a time.
+// Rounding fp32 sums to the output type and back, two at a time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,6 +20,18 @@ template <>
 __device__ inline uint32_t pack<__half>(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
+}
+
+template <class T>
+__device__ inline float2 unpack(uint32_t pair);
+
+template <>
+__device__ inline float2 unpack<__nv_bfloat16>(uint32_t pair) {
+  return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+}
+template <>
+__device__ inline float2 unpack<__half>(uint32_t pair) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
 }
 
 }  // namespace ikbo::gemm
