@@ -22,62 +22,59 @@ struct FewRowsParams {
   int32_t column_blocks;  // ceil(N / 16)
 };
 
-// Elements k ... k + 7 of a row that is K long, zero past its end. A null row is zero.
-__device__ inline uint4 load_8(const void* row, int k, int K) {
-  if (row == nullptr || k >= K) return {};
-  uint4 words = static_cast<const uint4*>(row)[k / 8];
-  const auto mask = [&](uint32_t& word, int first) {
-    const int left = K - k - first;
-    if (left < 2) word &= left == 1 ? 0xffffu : 0u;
-  };
-  if (k + 8 > K) mask(words.x, 0), mask(words.y, 2), mask(words.z, 4), mask(words.w, 6);
-  return words;
-}
-
 template <class T>
 __global__ void __launch_bounds__(FewRowsKernel::kThreads, 1)
     few_rows_sm90(const FewRowsParams<T> p) {
-  constexpr int kRowBlocks = FewRowsKernel::kRows / 8;
+  constexpr int kBlocks = FewRowsKernel::kRows / 8;
   constexpr int kStep = 64 * FewRowsKernel::kWarps;  // of K, all warps together
+  constexpr int kSteps = 2;                          // whose part of W is read at once
   __shared__ float shared[FewRowsKernel::kWarps][FewRowsKernel::kRows][FewRowsKernel::kColumns];
   hopper::allow_next_kernel();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int column = static_cast<int>(blockIdx.x % p.column_blocks) * FewRowsKernel::kColumns;
   const int row = static_cast<int>(blockIdx.x / p.column_blocks) * FewRowsKernel::kRows;
-  const auto row_of = [](const T* base, int index, int count, int64_t stride) {
-    return index < count ? base + index * stride : nullptr;
-  };
-  const T* w[2];
-  for (int i = 0; i < 2; ++i) w[i] = row_of(p.w, column + lane / 4 + 8 * i, p.N, p.w_stride);
-  const T* x[kRowBlocks];
-  for (int i = 0; i < kRowBlocks; ++i) {
-    x[i] = row_of(p.x, row + lane / 4 + 8 * i, p.M, p.x_stride);
+  // Past the end the last row stands in: what comes of it isn't stored.
+  const T *w[2], *x[kBlocks];
+  for (int i = 0; i < 2; ++i) {
+    w[i] = p.w + min(column + 8 * i + lane / 4, p.N - 1) * p.w_stride;
   }
+  for (int i = 0; i < kBlocks; ++i) {
+    x[i] = p.x + min(row + 8 * i + lane / 4, p.M - 1) * p.x_stride;
+  }
+  const int blocks = (p.M - row + 7) / 8;  // of rows, that there are
+  const int full_K = p.K / 8 * 8;          // in whole chunks of 16 bytes
+  const auto load = [](const T* matrix_row, int k, bool is_there) {
+    return is_there ? *reinterpret_cast<const uint4*>(matrix_row + k) : uint4{};
+  };
 
-  float sums[kRowBlocks][4] = {};
-  for (int first = 64 * warp; first < p.K; first += 2 * kStep) {
-    uint4 of_w[2][2][2], of_x[2][2][kRowBlocks];
+  float sums[kBlocks][4] = {};
+  for (int first = 64 * warp; first < full_K; first += kSteps * kStep) {
+    // A lane's 8 elements follow each other along K, where those of the product don't: it is the
+    // same on both sides.
+    uint4 of_w[kSteps][2][2];
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // A lane holds 8 elements of K that follow: the order within the 32 is the same on both
-        // sides.
         const int k = first + step * kStep + 32 * half + lane % 4 * 8;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) of_w[step][half][i] = load_8(w[i], k, p.K);
-#pragma unroll
-        for (int i = 0; i < kRowBlocks; ++i) of_x[step][half][i] = load_8(x[i], k, p.K);
+        for (int i = 0; i < 2; ++i) of_w[step][half][i] = load(w[i], k, k < full_K);
       }
     }
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
+      uint4 of_x[2][kBlocks];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int k = first + step * kStep + 32 * half + lane % 4 * 8;
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) of_x[half][i] = load(x[i], k, k < full_K && i < blocks);
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint4 &upper = of_w[step][half][0], &lower = of_w[step][half][1];
 #pragma unroll
-        for (int i = 0; i < kRowBlocks; ++i) {
-          const uint4& right = of_x[step][half][i];
+        for (int i = 0; i < kBlocks; ++i) {
+          const uint4& right = of_x[half][i];
           hopper::multiply_16x8<T>(sums[i], {upper.x, lower.x, upper.y, lower.y},
                                    {right.x, right.y});
           hopper::multiply_16x8<T>(sums[i], {upper.z, lower.z, upper.w, lower.w},
@@ -88,7 +85,7 @@ __global__ void __launch_bounds__(FewRowsKernel::kThreads, 1)
   }
 
 #pragma unroll
-  for (int i = 0; i < kRowBlocks; ++i) {
+  for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       shared[warp][8 * i + lane % 4 * 2 + j % 2][lane / 4 + j / 2 * 8] = sums[i][j];
@@ -98,12 +95,16 @@ __global__ void __launch_bounds__(FewRowsKernel::kThreads, 1)
   static_assert(FewRowsKernel::kThreads == FewRowsKernel::kRows * FewRowsKernel::kColumns);
   const int my_row = threadIdx.x / FewRowsKernel::kColumns;
   const int my_column = threadIdx.x % FewRowsKernel::kColumns;
+  if (row + my_row >= p.M || column + my_column >= p.N) return;
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < FewRowsKernel::kWarps; ++i) sum += shared[i][my_row][my_column];
-  if (row + my_row < p.M && column + my_column < p.N) {
-    p.d[(row + my_row) * p.d_stride + column + my_column] = static_cast<T>(sum);
+#pragma unroll 1
+  for (int k = full_K; k < p.K; ++k) {
+    sum += static_cast<float>(p.x[(row + my_row) * p.x_stride + k]) *
+           static_cast<float>(p.w[(column + my_column) * p.w_stride + k]);
   }
+  p.d[(row + my_row) * p.d_stride + column + my_column] = static_cast<T>(sum);
 }
 
 }  // namespace ikbo::concat_linear
