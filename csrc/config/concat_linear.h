@@ -18,6 +18,9 @@ struct ConcatLinearProblem {
   int64_t Ku;  // 0 where the part is at hand
 };
 
+// The kernels find a row of the part by its number of 16 bytes, in 32 bits.
+inline constexpr int64_t kMaxPartElements = int64_t{8} * 0xffffffff;
+
 // The kernels of kGemmKernels that exist with the joining epilogue. Pairs of CTAs save L2 traffic
 // that tiles of 128 x 256 don't need to save.
 inline constexpr int kJoinKernels[] = {2, 4, 5};
@@ -106,6 +109,7 @@ constexpr const char* concat_linear_decline_reason(const ConcatLinearProblem& pr
     if (const char* reason = gemm_decline_reason(product, device)) return reason;
     if (!is_usable(product, device)) return "more than 2^30 output tiles";
   }
+  if (problem.U * problem.N >= kMaxPartElements) return "a product of the users of 64 GiB or more";
   return nullptr;
 }
 

@@ -49,8 +49,7 @@ __global__ void __launch_bounds__(FewRowsKernel::kThreads, 1)
 
   float sums[kBlocks][4] = {};
   for (int first = 64 * warp; first < full_K; first += kSteps * kStep) {
-    // A lane's 8 elements follow each other along K, where those of the product don't: it is the
-    // same on both sides.
+    // A lane's 8 elements follow each other along K, unlike the product's, but do so on both sides.
     uint4 of_w[kSteps][2][2];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
