@@ -1,4 +1,4 @@
-// The activations of the linear ops.
+// The activations of the linear ops, by name in the schemas.
 #pragma once
 
 namespace ikbo {

@@ -6,7 +6,9 @@
 #include <exception>
 #include <string>
 
+#include "kernels/concat_linear/concat_linear.h"
 #include "kernels/group_candidates/group_candidates.h"
+#include "kernels/pack/pack_rows.h"
 #include "launch/device.h"
 #include "launch/error.h"
 #include "ops/record.h"
@@ -23,7 +25,11 @@ IKBO_EXPORT const char* ikbo_warmup(int device) {
     int previous = 0;
     IKBO_CUDA_CHECK(cudaGetDevice(&previous));
     IKBO_CUDA_CHECK(cudaSetDevice(device));
-    if (ikbo::device_properties(device).is_hopper()) ikbo::load_group_candidates();
+    if (ikbo::device_properties(device).is_hopper()) {
+      ikbo::load_group_candidates();
+      ikbo::load_pack_rows();
+      ikbo::load_concat_linear();
+    }
     IKBO_CUDA_CHECK(cudaSetDevice(previous));
     return nullptr;
   } catch (const std::exception& e) {

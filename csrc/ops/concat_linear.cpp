@@ -1,5 +1,10 @@
+#include "kernels/concat_linear/concat_linear.h"
+
+#include "launch/device.h"
+#include "launch/stream.h"
 #include "ops/checks.h"
 #include "ops/concat_linear_reference.h"
+#include "ops/operands.h"
 #include "ops/ops.h"
 #include "ops/record.h"
 
@@ -81,7 +86,114 @@ Tensor allocate_out(const Problem& problem, const Tensor& x_cand) {
   return empty({problem.map.n_candidates(), problem.N}, x_cand.scalar_type(), x_cand);
 }
 
-constexpr const char* kNoKernel = "no Hopper kernel for this op";
+// The operands of a forward: users' features and weight, or their product.
+struct Operands {
+  const Tensor& x_cand;
+  const Tensor& w_cand;
+  const Tensor* x_user;
+  const Tensor* w_user;
+  const Tensor* user_part;
+  const OptTensor& bias;
+};
+
+DeviceLimits limits_of(int device) {
+  const DeviceProperties& properties = device_properties(device);
+  return {usable_sm_count(device), properties.l2_bytes, properties.max_shared_bytes_per_block};
+}
+
+ConcatLinearProblem kernel_problem(const Operands& in, const Problem& p) {
+  return {p.map.n_candidates(), p.map.n_users, p.N, in.x_cand.size(1),
+          in.x_user ? in.x_user->size(1) : 0};
+}
+
+// Why the kernels don't take the call, or nullptr.
+const char* decline_reason(const Operands& in, const Problem& p, const Tensor& out) {
+  if (!is_hopper_16_bit(in.x_cand)) return "not a Hopper GPU, or not float16 or bfloat16";
+  const DeviceLimits device = limits_of(in.x_cand.get_device_index());
+  if (const char* reason = concat_linear_decline_reason(kernel_problem(in, p), device)) {
+    return reason;
+  }
+  if (!has_aligned_rows(in.x_cand) ||
+      (in.x_user && in.x_user->numel() > 0 && !has_aligned_rows(*in.x_user))) {
+    return "features whose elements don't lie side by side in rows at multiples of 16 bytes";
+  }
+  if (!has_aligned_rows(out)) {
+    return "an out whose elements don't lie side by side in rows at multiples of 16 bytes";
+  }
+  return nullptr;
+}
+
+// A given part as the kernel gathers it.
+Tensor readable_part(const Tensor& part) {
+  const bool is_float = part.scalar_type() == ScalarType::Float;
+  const bool fits =
+      is_float ? part.stride(1) == 1 && part.stride(0) % 2 == 0 &&
+                     reinterpret_cast<uintptr_t>(part.const_data_ptr()) % 8 == 0
+               : has_aligned_rows(part) && part.size(0) * part.stride(0) < kMaxPartElements;
+  return fits ? part : contiguous_copy(part);
+}
+
+void run_kernels(OpPaths& paths, const Operands& in, const Problem& p, const Tensor& out,
+                 const OptTensor& preact) {
+  const int device = in.x_cand.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const ConcatLinearProblem problem = kernel_problem(in, p);
+  ConcatLinearConfig config = concat_linear_config(problem, limits_of(device));
+  const ScalarType dtype = in.x_cand.scalar_type();
+
+  ConcatLinearParams params{};
+  WeightOperands weights;
+  const auto matrix = [](const WeightOperands::Operand& operand) {
+    return ConcatLinearParams::Matrix{operand.data, operand.row_stride};
+  };
+  params.is_bfloat16 = dtype == ScalarType::BFloat16;
+  params.x_cand = {in.x_cand.const_data_ptr(), aligned_row_stride(in.x_cand)};
+  params.w_cand = matrix(weights.read(in.w_cand));
+  OptTensor part, bias;
+  if (config.waits_for_users()) {
+    params.x_user = {in.x_user->const_data_ptr(), aligned_row_stride(*in.x_user)};
+    params.w_user = matrix(weights.read(*in.w_user));
+    part = empty({problem.U, problem.N}, dtype, out);
+    params.product = part->mutable_data_ptr();
+  } else if (in.user_part) {
+    part = readable_part(*in.user_part);
+    params.part_is_float = part->scalar_type() == ScalarType::Float;
+  }
+  if (part) params.part = {part->const_data_ptr(), aligned_row_stride(*part)};
+  if (in.bias) {
+    const bool fits = in.bias->is_contiguous() &&
+                      reinterpret_cast<uintptr_t>(in.bias->const_data_ptr()) % 16 == 0;
+    bias = fits ? *in.bias : contiguous_copy(*in.bias);
+    params.bias = bias->const_data_ptr();
+  }
+  params.cand_to_user = p.map.cand_to_user.const_data_ptr<int32_t>();
+  params.out = out.mutable_data_ptr();
+  params.out_stride = aligned_row_stride(out);
+  if (preact && preact->numel() > 0) params.preact = preact->mutable_data_ptr();
+  params.activation = p.activation;
+
+  config.packed_weights = weights.packed();
+  paths.kernel(config);
+  weights.pack(stream);
+  run_concat_linear(params, problem, config, stream);
+}
+
+// Computes out, and preact where it has a size.
+void compute(OpPaths& paths, const Operands& in, const Problem& p, const Tensor& out,
+             const OptTensor& preact) {
+  if (out.numel() == 0) return;
+  if (!in.x_cand.is_cuda()) {
+    paths.cpu();
+  } else if (const char* reason = decline_reason(in, p, out)) {
+    paths.reference(reason);
+  } else {
+    return run_kernels(paths, in, p, out, preact);
+  }
+  const Tensor part =
+      in.user_part ? *in.user_part : concat_linear_user_part(*in.x_user, *in.w_user);
+  concat_linear_reference(in.x_cand, in.w_cand, part, in.bias, p.map, p.activation, out, preact);
+}
 
 }  // namespace
 
@@ -93,9 +205,8 @@ void concat_linear_out(const Tensor& x_cand, const Tensor& x_user, const Tensor&
   const Problem p = check_inputs(op, x_cand, x_user, w_cand, w_user, bias, cand_to_user,
                                  user_offsets, order, activation);
   check_out(op, out, {p.map.n_candidates(), p.N}, x_cand.scalar_type(), x_cand);
-  IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
-  concat_linear_reference(x_cand, w_cand, concat_linear_user_part(x_user, w_user), bias, p.map,
-                          p.activation, out, std::nullopt);
+  static OpPaths paths(op);
+  compute(paths, {x_cand, w_cand, &x_user, &w_user, nullptr, bias}, p, out, std::nullopt);
 }
 
 Tensor concat_linear(const Tensor& x_cand, const Tensor& x_user, const Tensor& w_cand,
@@ -106,10 +217,8 @@ Tensor concat_linear(const Tensor& x_cand, const Tensor& x_user, const Tensor& w
   const Problem p = check_inputs(op, x_cand, x_user, w_cand, w_user, bias, cand_to_user,
                                  user_offsets, order, activation);
   const Tensor out = allocate_out(p, x_cand);
-  if (out.numel() == 0) return out;
-  IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
-  concat_linear_reference(x_cand, w_cand, concat_linear_user_part(x_user, w_user), bias, p.map,
-                          p.activation, out, std::nullopt);
+  static OpPaths paths(op);
+  compute(paths, {x_cand, w_cand, &x_user, &w_user, nullptr, bias}, p, out, std::nullopt);
   return out;
 }
 
@@ -122,9 +231,8 @@ Tensors2 concat_linear_fwd(const Tensor& x_cand, const Tensor& x_user, const Ten
                                  user_offsets, order, activation);
   const Tensor out = allocate_out(p, x_cand);
   const Tensor preact = allocate_preactivation(out, p.activation);
-  IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
-  concat_linear_reference(x_cand, w_cand, concat_linear_user_part(x_user, w_user), bias, p.map,
-                          p.activation, out, preact);
+  static OpPaths paths(op);
+  compute(paths, {x_cand, w_cand, &x_user, &w_user, nullptr, bias}, p, out, preact);
   return {out, preact};
 }
 
@@ -137,7 +245,7 @@ Tensors5 concat_linear_bwd(const Tensor& grad_out, const Tensor& x_cand, const T
   const Problem p = check_inputs(op, x_cand, x_user, w_cand, w_user, std::nullopt, cand_to_user,
                                  user_offsets, order, activation);
   check_backward(op, p, grad_out, saved, x_cand);
-  IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
+  IKBO_RECORD_BACKWARD(op, is_hopper_16_bit(x_cand), x_cand.is_cuda());
   const ScalarType dtype = x_cand.scalar_type();
   const auto grads =
       concat_linear_candidate_grads(grad_out, x_cand, w_cand, saved, p.map, p.activation,
@@ -161,8 +269,8 @@ Tensor concat_linear_add(const Tensor& x_cand, const Tensor& w_cand, const Tenso
   const Problem p = check_add_inputs(op, x_cand, w_cand, user_part, bias, cand_to_user,
                                      user_offsets, order, activation);
   const Tensor out = allocate_out(p, x_cand);
-  IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
-  concat_linear_reference(x_cand, w_cand, user_part, bias, p.map, p.activation, out, std::nullopt);
+  static OpPaths paths(op);
+  compute(paths, {x_cand, w_cand, nullptr, nullptr, &user_part, bias}, p, out, std::nullopt);
   return out;
 }
 
@@ -175,8 +283,8 @@ Tensors2 concat_linear_add_fwd(const Tensor& x_cand, const Tensor& w_cand, const
                                      user_offsets, order, activation);
   const Tensor out = allocate_out(p, x_cand);
   const Tensor preact = allocate_preactivation(out, p.activation);
-  IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
-  concat_linear_reference(x_cand, w_cand, user_part, bias, p.map, p.activation, out, preact);
+  static OpPaths paths(op);
+  compute(paths, {x_cand, w_cand, nullptr, nullptr, &user_part, bias}, p, out, preact);
   return {out, preact};
 }
 
@@ -189,7 +297,7 @@ Tensors4 concat_linear_add_bwd(const Tensor& grad_out, const Tensor& x_cand, con
   const Problem p = check_add_inputs(op, x_cand, w_cand, user_part, std::nullopt, cand_to_user,
                                      user_offsets, order, activation);
   check_backward(op, p, grad_out, saved, x_cand);
-  IKBO_RECORD_REFERENCE(op, x_cand.is_cuda(), kNoKernel);
+  IKBO_RECORD_BACKWARD(op, is_hopper_16_bit(x_cand), x_cand.is_cuda());
   const auto grads =
       concat_linear_candidate_grads(grad_out, x_cand, w_cand, saved, p.map, p.activation,
                                     wants(grad_mask, 0), wants(grad_mask, 1), wants(grad_mask, 3));

@@ -3,6 +3,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
@@ -18,7 +19,11 @@ std::atomic<bool> strict{false};
 struct Record {
   const char* path = nullptr;  // null: the thread has not called the op
   const char* reason = nullptr;
-  std::string config;
+  std::string config;  // JSON, or else what prints the bytes as JSON, if anything
+  std::string (*print)(const void*) = nullptr;
+  alignas(std::max_align_t) std::array<std::byte, kMaxConfigBytes> bytes;
+
+  std::string config_json() const { return print ? print(bytes.data()) : config; }
 };
 thread_local std::vector<Record> last_records;  // by op index
 
@@ -37,6 +42,11 @@ int index_of_op(std::string_view op) {
   return static_cast<int>(found - op_names.begin());
 }
 
+Record& last_record(int op_index) {
+  if (last_records.size() <= static_cast<size_t>(op_index)) last_records.resize(op_index + 1);
+  return last_records[op_index];
+}
+
 }  // namespace
 
 PathSite::PathSite(const char* op, Kind kind, const char* path, const char* reason)
@@ -50,7 +60,7 @@ PathSite::PathSite(const char* op, Kind kind, const char* path, const char* reas
   }
 }
 
-void PathSite::hit(std::string config) {
+void PathSite::count_call() {
   if (kind_ == Kind::kReference && strict.load(std::memory_order_relaxed)) {
     throw std::runtime_error("ikbo." + std::string(op_) +
                              ": strict mode expects a Hopper kernel, "
@@ -58,14 +68,45 @@ void PathSite::hit(std::string config) {
                              reason_ + ". Change what the reason names, or leave strict mode.");
   }
   count_.fetch_add(1, std::memory_order_relaxed);
-  if (last_records.size() <= static_cast<size_t>(op_index_)) last_records.resize(op_index_ + 1);
-  last_records[op_index_] = {path_, reason_, std::move(config)};
+}
+
+void PathSite::hit(std::string config) {
+  count_call();
+  Record& record = last_record(op_index_);
+  record.path = path_;
+  record.reason = reason_;
+  record.config = std::move(config);
+  record.print = nullptr;
   if (kind_ == Kind::kReference && !warned_.exchange(true)) {
     const std::string text = "ikbo." + std::string(op_) +
                              " runs on the reference path: " + reason_ +
                              ". Results are right, speed is not what it could be.";
     aoti_torch_warn(__func__, "ikbo", __LINE__, text.c_str());
   }
+}
+
+void PathSite::hit_with(const void* config, size_t bytes, Print print) {
+  count_call();
+  Record& record = last_record(op_index_);
+  record.path = path_;
+  record.reason = reason_;
+  record.print = print;
+  std::memcpy(record.bytes.data(), config, bytes);
+}
+
+OpPaths::OpPaths(const char* op)
+    : op_(op),
+      cpu_(op, PathSite::Kind::kCpu, "cpu", "CPU tensors"),
+      kernel_(op, PathSite::Kind::kKernel, "sm90", "") {}
+
+void OpPaths::reference(const char* reason) {
+  for (PathSite* site = first_site.load(); site; site = site->next_) {
+    if (site->kind_ == PathSite::Kind::kReference && site->op_ == op_ && site->reason_ == reason) {
+      return site->hit();
+    }
+  }
+  // Sites live on. Two threads may make one each for the same reason: counts are added up.
+  (new PathSite(op_, PathSite::Kind::kReference, "reference", reason))->hit();
 }
 
 std::string counters_json() {
@@ -97,7 +138,9 @@ std::string last_record_json(const char* op) {
   std::ostringstream json;
   json << "{\"op\": \"" << op << "\", \"path\": \"" << record.path << "\", \"reason\": \""
        << record.reason << "\"";
-  if (!record.config.empty()) json << ", \"config\": " << record.config;
+  if (const std::string config = record.config_json(); !config.empty()) {
+    json << ", \"config\": " << config;
+  }
   json << "}";
   return json.str();
 }

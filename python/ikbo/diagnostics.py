@@ -21,8 +21,9 @@ def explain(op: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
     Returns:
         ``{"op", "path", "reason"}`` and, where a kernel ran, ``"config"``. Path ``sm90`` is a
-        Hopper kernel, ``cpu`` the implementation for CPU tensors, ``reference`` the slow path on a
-        GPU; ``reason`` says why it is not a kernel.
+        Hopper kernel, ``library`` products of torch's libraries where those are meant to do the
+        work (backward passes), ``cpu`` the implementation for CPU tensors, ``reference`` the slow
+        path on a GPU; ``reason`` says why it is not a kernel.
 
     Raises:
         AttributeError: there is no such op.

@@ -23,8 +23,9 @@ template <class T>
 inline constexpr ElementType kElementType =
     std::is_same_v<T, __half> ? ElementType::kFloat16 : ElementType::kBfloat16;
 
-template <class T, int kKernel>
+template <class T, int kKernel, class Epilogue>
 void launch_kernel(const Operands& operands, const GemmProblem& problem, const GemmConfig& config,
+                   const typename Epilogue::Params& epilogue, bool overlaps_previous,
                    cudaStream_t stream) {
   using S = Shape<T, kKernel>;
   const auto map = [](const void* base, int64_t rows, int64_t columns, int64_t stride,
@@ -40,9 +41,11 @@ void launch_kernel(const Operands& operands, const GemmProblem& problem, const G
       config.k_steps};
   LaunchShape shape{static_cast<unsigned>(config.grid), GemmKernel::kThreads};
   shape.shared_bytes = S::kConfig.shared_bytes();
-  static_assert(sizeof(Shared<S>) + GemmKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
+  static_assert(sizeof(Shared<S, Epilogue>) + GemmKernel::kAlignmentBytes <=
+                S::kConfig.shared_bytes());
   shape.cluster = S::kCluster;
-  launch(gemm_sm90<S>, shape, stream, params);
+  shape.overlaps_previous = overlaps_previous;
+  launch(gemm_sm90<S, Epilogue>, shape, stream, params, epilogue);
 }
 
 // problem.batch is 1 and problem.K at least 1.
@@ -50,7 +53,9 @@ template <class T>
 void run_gemm(const Operands& operands, const GemmProblem& problem, const GemmConfig& config,
               cudaStream_t stream) {
   const auto launch_if = [&]<int kKernel>(std::integral_constant<int, kKernel>) {
-    if (config.kernel == kKernel) launch_kernel<T, kKernel>(operands, problem, config, stream);
+    if (config.kernel == kKernel) {
+      launch_kernel<T, kKernel, PlainEpilogue>(operands, problem, config, {}, false, stream);
+    }
   };
   [&]<int... kKernels>(std::integer_sequence<int, kKernels...>) {
     (launch_if(std::integral_constant<int, kKernels>{}), ...);

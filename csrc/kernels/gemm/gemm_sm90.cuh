@@ -12,6 +12,9 @@
 // other's main loop; the turns are handed over by the named barriers kTurn. With a cluster of 2
 // along M the CTAs share their B tile: each loads half of it and multicasts it to both, so a slot
 // is empty only when the consumers of both CTAs have released it.
+//
+// What becomes of a tile's sums is the kernel's Epilogue: PlainEpilogue below rounds and stores
+// them. Another has the same members.
 #pragma once
 
 #include "config/gemm.h"
@@ -35,6 +38,7 @@ inline constexpr int kConsumers = GemmKernel::kConsumers;
 enum class NamedBarrier {
   kTurn = 1,     // + consumer: its turn at the tensor cores
   kStaging = 3,  // + consumer: its own 128 threads, around its staging buffers
+  kStaged = 5,   // + 2 * consumer + buffer: from the consumer to its helper warp (JoinEpilogue)
 };
 __device__ inline NamedBarrier of_consumer(NamedBarrier name, int consumer) {
   return static_cast<NamedBarrier>(static_cast<int>(name) + consumer);
@@ -56,13 +60,14 @@ struct Shape {
   using Position = typename Ring::Position;
 };
 
-template <class S>
+template <class S, class Epilogue>
 struct alignas(hopper::kSwizzleAtomBytes) Shared {
   using T = typename S::T;
   T a[S::kStages][S::kTileM * kTileK];
   T b[S::kStages][S::kTileN * kTileK];
   T staging[kConsumers][2][kStoreTile * kStoreTile];
   typename S::Ring ring;
+  typename Epilogue::Shared epilogue;
 };
 
 struct Params {
@@ -73,9 +78,22 @@ struct Params {
   int k_blocks;  // ceil(K / 64), at least 1: loads past K read zeros
 };
 
-// ---- producer ----------------------------------------------------------------------------------
+// The tiles of a consumer, in its order.
 template <class S>
-__device__ void produce(Shared<S>& shared, const Params& params) {
+__device__ inline TileSchedule tiles_of_consumer(const TileOrder& order, int consumer) {
+  return S::kPingPong ? TileSchedule::of_consumer(blockIdx.x, consumer, gridDim.x, order.tiles())
+                      : TileSchedule::of_cta(blockIdx.x, gridDim.x, order.tiles());
+}
+
+// The first row of a consumer in its tile.
+template <class S>
+__device__ constexpr int first_row(int consumer) {
+  return S::kPingPong ? 0 : consumer * S::kConsumerM;
+}
+
+// ---- producer ----------------------------------------------------------------------------------
+template <class S, class Epilogue>
+__device__ void produce(Shared<S, Epilogue>& shared, const Params& params) {
   constexpr uint16_t kAllCtas = (1 << S::kCluster) - 1;
   constexpr int kShareN = S::kTileN / S::kCluster;  // rows of B that this CTA loads
   const int rank = S::kCluster > 1 ? hopper::cluster_cta_rank() : 0;
@@ -128,69 +146,104 @@ __device__ inline void multiply(Sums<S>& sums, const SlotDescriptors& first_slot
   }
 }
 
-// Rounds a 64 x 64 block of sums, starting at column `first` of the thread's row of them, into a
-// staging buffer with the 128-byte swizzle that the store's map undoes.
-template <class T, int kCount>
-__device__ inline void stage_block(T* staging, const float (&sums)[kCount], int first) {
+// The address that this lane passes to stmatrix or ldmatrix for 16 columns of a staging buffer,
+// which has the 128-byte swizzle that the store's map undoes. They take four 8 x 8 tiles: rows 0-7
+// and 8-15 of two neighbouring column groups; lane l points to row l % 8 of tile l / 8.
+template <class T>
+__device__ inline char* staged_tiles(T* staging, int column) {
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x % hopper::kWarpGroupThreads / 32 * 16;
-  // stmatrix takes four 8 x 8 tiles: rows 0-7 and 8-15 of two neighbouring column groups. Lane l
-  // passes the address of row l % 8 of tile l / 8.
   const int row = warp_row + lane / 8 % 2 * 8 + lane % 8;
+  const uint32_t byte = (column + lane / 16 * 8) * sizeof(T);
+  return reinterpret_cast<char*>(staging) + hopper::swizzle_128(row, byte);
+}
+
+// Rounds a 64 x 64 block of sums, starting at column `first` of the thread's row of them, into a
+// staging buffer.
+template <class T, int kCount>
+__device__ inline void stage_block(T* staging, const float (&sums)[kCount], int first) {
 #pragma unroll
   for (int column = 0; column < kStoreTile; column += 16) {
     const float* d = &sums[(first + column) / 2];
     const uint32_t tiles[4] = {pack<T>(d[0], d[1]), pack<T>(d[2], d[3]), pack<T>(d[4], d[5]),
                                pack<T>(d[6], d[7])};
-    const uint32_t byte = (column + lane / 16 * 8) * sizeof(T);
-    hopper::store_tiles(reinterpret_cast<char*>(staging) + hopper::swizzle_128(row, byte), tiles);
+    hopper::store_tiles(staged_tiles(staging, column), tiles);
   }
 }
 
-template <class S>
-__device__ inline void store_tile(Shared<S>& shared, const Params& params, const Sums<S>& sums,
-                                  int consumer, int m, int n) {
-  const bool stores = threadIdx.x % hopper::kWarpGroupThreads == 0;
-  const NamedBarrier mine = of_consumer(NamedBarrier::kStaging, consumer);
-  int buffer = 0;
-#pragma unroll
-  for (int block = 0; block < S::kBlocksM; ++block) {
-#pragma unroll
-    for (int column = 0; column < S::kTileN; column += kStoreTile) {
-      auto* staging = shared.staging[consumer][buffer];
-      if (stores) hopper::tma_store_wait_read<1>();  // all but the latest: this buffer is free
-      hopper::barrier_wait(mine, hopper::kWarpGroupThreads);
-      stage_block<typename S::T>(staging, sums[block], column);
-      hopper::fence_shared_for_async();
-      hopper::barrier_wait(mine, hopper::kWarpGroupThreads);
-      if (stores) {
-        hopper::tma_store(params.d, staging, hopper::L2Hint::kEvictFirst, n + column,
-                          m + 64 * block);
-        hopper::tma_store_commit();
-      }
-      buffer ^= 1;
+// Rounds the sums and stores them.
+struct PlainEpilogue {
+  struct Params {};
+  struct Shared {
+    __device__ void init() {}
+  };
+  static constexpr bool kHasHelpers = false;
+
+  __device__ static void start(const Params&) {}
+
+  // A consumer's side: before a tile's products, after them, after the last tile.
+  template <class S>
+  struct Consumer {
+    gemm::Shared<S, PlainEpilogue>& shared;
+    const gemm::Params& params;
+    const PlainEpilogue::Params& own_params;
+    const int consumer;
+
+    __device__ void begin(int32_t) {}
+
+    __device__ void finish(Sums<S>& sums, int32_t index) {
+      const TileCoordinates tile = params.order.at(index);
+      store(sums, tile.m_tile * S::kTileM + first_row<S>(consumer), tile.n_tile * S::kTileN);
     }
-  }
-}
 
-template <class S>
-__device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
+    __device__ void end() {
+      if (threadIdx.x % hopper::kWarpGroupThreads == 0) hopper::tma_store_wait_read<0>();
+    }
+
+    __device__ void store(const Sums<S>& sums, int m, int n) {
+      const bool stores = threadIdx.x % hopper::kWarpGroupThreads == 0;
+      const NamedBarrier mine = of_consumer(NamedBarrier::kStaging, consumer);
+      int buffer = 0;
+#pragma unroll
+      for (int block = 0; block < S::kBlocksM; ++block) {
+#pragma unroll
+        for (int column = 0; column < S::kTileN; column += kStoreTile) {
+          auto* staging = shared.staging[consumer][buffer];
+          if (stores) hopper::tma_store_wait_read<1>();  // all but the latest: this buffer is free
+          hopper::barrier_wait(mine, hopper::kWarpGroupThreads);
+          stage_block<typename S::T>(staging, sums[block], column);
+          hopper::fence_shared_for_async();
+          hopper::barrier_wait(mine, hopper::kWarpGroupThreads);
+          if (stores) {
+            hopper::tma_store(params.d, staging, hopper::L2Hint::kEvictFirst, n + column,
+                              m + 64 * block);
+            hopper::tma_store_commit();
+          }
+          buffer ^= 1;
+        }
+      }
+    }
+  };
+};
+
+template <class S, class Epilogue>
+__device__ void consume(Shared<S, Epilogue>& shared, const Params& params,
+                        const typename Epilogue::Params& epilogue_params, int consumer) {
   constexpr int kBoth = kConsumers * hopper::kWarpGroupThreads;
   const NamedBarrier my_turn = of_consumer(NamedBarrier::kTurn, consumer);
   const NamedBarrier its_turn = of_consumer(NamedBarrier::kTurn, 1 - consumer);
-  const int first_row = S::kPingPong ? 0 : consumer * S::kConsumerM;
   const SlotDescriptors first_slot{
-      hopper::descriptor<hopper::Major::kK>(shared.a[0] + first_row * kTileK),
+      hopper::descriptor<hopper::Major::kK>(shared.a[0] + first_row<S>(consumer) * kTileK),
       hopper::descriptor<hopper::Major::kK>(shared.b[0])};
   typename S::Position position;
-  const int32_t n_tiles = params.order.tiles();
-  auto tiles = S::kPingPong ? TileSchedule::of_consumer(blockIdx.x, consumer, gridDim.x, n_tiles)
-                            : TileSchedule::of_cta(blockIdx.x, gridDim.x, n_tiles);
+  typename Epilogue::template Consumer<S> epilogue{shared, params, epilogue_params, consumer};
+  auto tiles = tiles_of_consumer<S>(params.order, consumer);
   if (S::kPingPong && consumer == 1) {
     hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
     position.advance(params.k_blocks);
   }
   for (; tiles.has_tile(); tiles.next()) {
+    epilogue.begin(tiles.tile());
     if constexpr (S::kPingPong) hopper::barrier_wait(my_turn, kBoth);
     Sums<S> sums;
     typename S::Position previous = position;
@@ -214,29 +267,32 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
 #pragma unroll
     for (int block = 0; block < S::kBlocksM; ++block) hopper::fence_registers(sums[block]);
     shared.ring.release(previous);
-    const TileCoordinates tile = params.order.at(tiles.tile());
-    store_tile(shared, params, sums, consumer, tile.m_tile * S::kTileM + first_row,
-               tile.n_tile * S::kTileN);
+    epilogue.finish(sums, tiles.tile());
   }
   // A turn was handed on after the last tile as after every other: whoever would be next takes it,
   // so that no barrier is left half full.
-  const int mine = (n_tiles - static_cast<int>(blockIdx.x) + gridDim.x - 1) / gridDim.x;
+  const int mine =
+      (params.order.tiles() - static_cast<int>(blockIdx.x) + gridDim.x - 1) / gridDim.x;
   if (S::kPingPong && mine % 2 == consumer) hopper::barrier_wait(my_turn, kBoth);
-  if (threadIdx.x % hopper::kWarpGroupThreads == 0) hopper::tma_store_wait_read<0>();
+  epilogue.end();
 }
 
-template <class S>
+template <class S, class Epilogue>
 __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
-    gemm_sm90(const __grid_constant__ Params params) {
+    gemm_sm90(const __grid_constant__ Params params,
+              const __grid_constant__ typename Epilogue::Params epilogue) {
+  Epilogue::start(epilogue);
   extern __shared__ char unaligned[];
   const uint32_t base = hopper::shared_address(unaligned);
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
-  auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
+  auto& shared =
+      *reinterpret_cast<Shared<S, Epilogue>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   if (threadIdx.x == 0) {
     hopper::prefetch_tensor_map(params.a);
     hopper::prefetch_tensor_map(params.b);
     hopper::prefetch_tensor_map(params.d);
     shared.ring.init();
+    shared.epilogue.init();
     hopper::fence_barrier_init();
   }
   // All barriers exist, here and in the other CTA, before anyone arrives on them.
@@ -248,10 +304,14 @@ __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
   const int group = hopper::warp_group_index();
   if (group == 0) {
     hopper::give_registers<GemmKernel::kProducerRegisters>();
-    if (hopper::warp_index() == 0 && hopper::elect_one()) produce<S>(shared, params);
+    const int warp = hopper::warp_index();
+    if (warp == 0 && hopper::elect_one()) produce(shared, params);
+    if constexpr (Epilogue::kHasHelpers) {
+      if (warp >= 2) Epilogue::template help<S>(shared, params, epilogue, warp - 2);
+    }
   } else {
     hopper::take_registers<GemmKernel::kConsumerRegisters>();
-    consume<S>(shared, params, group - 1);
+    consume(shared, params, epilogue, group - 1);
   }
   // The other CTA may still arrive on this one's barriers.
   if constexpr (S::kCluster > 1) hopper::cluster_sync();

@@ -1,0 +1,27 @@
+// Copies of 16 bytes from global to shared memory that take no registers: for rows gathered from
+// anywhere, which no box of the copy engine covers.
+#pragma once
+
+#include <cstdint>
+
+#include "hopper/mbarrier.cuh"
+
+namespace ikbo::hopper {
+
+// Both sides 16-byte aligned. The data also stays in L1, for rows that many ask for.
+__device__ inline void copy_async_16(void* destination, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;"
+               :
+               : "r"(shared_address(destination)), "l"(source)
+               : "memory");
+}
+
+// The thread arrives once all of its copies so far have landed: at once where it has none.
+__device__ inline void arrive_after_copies(Barrier& barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];"
+               :
+               : "r"(shared_address(&barrier))
+               : "memory");
+}
+
+}  // namespace ikbo::hopper
