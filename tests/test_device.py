@@ -138,7 +138,7 @@ BOXES = [
     ((40, 64), (16, 64), (8, 0)),
     ((40, 64), (16, 64), (32, 0)),
     ((40, 200), (8, 64), (3, 192)),
-    ((40, 64), (8, 64), (-3, -16)),
+    ((40, 64), (8, 64), (-3, -16)),  # loads only: a store from before the start is illegal
     ((40, 64), (8, 64), (40, 0)),
     ((5, 40, 64), (1, 16, 64), (2, 32, 0)),
     ((5, 40, 72), (2, 8, 64), (4, 36, 64)),
@@ -206,7 +206,7 @@ def test_tma_multicast(
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("swizzled", [False, True])
-@pytest.mark.parametrize(("sizes", "box", "at"), BOXES)
+@pytest.mark.parametrize(("sizes", "box", "at"), [b for b in BOXES if min(b[2]) >= 0])
 def test_tma_store(
     call: Call, dtype: torch.dtype, swizzled: bool, sizes: tuple[int, ...], box: tuple[int, ...],
     at: tuple[int, ...],

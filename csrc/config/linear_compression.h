@@ -188,6 +188,7 @@ constexpr LinearCompressionConfig linear_compression_config_of(
 struct LinearCompressionPlan {
   std::optional<LinearCompressionConfig> users;  // absent where the part is given, or without users
   LinearCompressionConfig candidates;
+  int packed_weights = 0;  // weights that the call copies to aligned rows first
 };
 
 // The plan with the least estimated clocks; nothing where there is no output (M, N or candidates is
@@ -205,7 +206,7 @@ constexpr std::optional<LinearCompressionPlan> linear_compression_plan(
   double best_clocks = std::numeric_limits<double>::infinity();
   for (int i = 0; i < kLinearCompressionKernelCount; ++i) {
     if (kLinearCompressionKernels[i].shared_bytes() > device.max_shared_bytes_per_cta) continue;
-    LinearCompressionPlan plan{std::nullopt, linear_compression_config_of(i, candidates, device)};
+    LinearCompressionPlan plan{std::nullopt, linear_compression_config_of(i, candidates, device), 0};
     double clocks = plan.candidates.clocks;
     if (makes_part) {
       plan.users = linear_compression_config_of(i, users, device);
@@ -244,6 +245,12 @@ inline std::string to_json(const LinearCompressionConfig& config) {
          ", \"leftover_units\": " + std::to_string(schedule.leftover) +
          ", \"estimated_clocks\": " + std::to_string(static_cast<int64_t>(config.clocks)) +
          ", \"estimated_utilisation\": " + std::to_string(config.utilisation) + "}";
+}
+
+inline std::string to_json(const LinearCompressionPlan& plan) {
+  return "{\"users\": " + (plan.users ? to_json(*plan.users) : "null") +
+         ", \"candidates\": " + to_json(plan.candidates) +
+         ", \"packed_weights\": " + std::to_string(plan.packed_weights) + "}";
 }
 
 }  // namespace ikbo

@@ -96,11 +96,6 @@ struct Operands {
   const OptTensor& bias;
 };
 
-DeviceLimits limits_of(int device) {
-  const DeviceProperties& properties = device_properties(device);
-  return {usable_sm_count(device), properties.l2_bytes, properties.max_shared_bytes_per_block};
-}
-
 ConcatLinearProblem kernel_problem(const Operands& in, const Problem& p) {
   return {p.map.n_candidates(), p.map.n_users, p.N, in.x_cand.size(1),
           in.x_user ? in.x_user->size(1) : 0};
@@ -109,7 +104,7 @@ ConcatLinearProblem kernel_problem(const Operands& in, const Problem& p) {
 // Why the kernels don't take the call, or nullptr.
 const char* decline_reason(const Operands& in, const Problem& p, const Tensor& out) {
   if (!is_hopper_16_bit(in.x_cand)) return "not a Hopper GPU, or not float16 or bfloat16";
-  const DeviceLimits device = limits_of(in.x_cand.get_device_index());
+  const DeviceLimits device = device_limits(in.x_cand.get_device_index());
   if (const char* reason = concat_linear_decline_reason(kernel_problem(in, p), device)) {
     return reason;
   }
@@ -139,7 +134,7 @@ void run_kernels(OpPaths& paths, const Operands& in, const Problem& p, const Ten
   const torch::stable::accelerator::DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
   const ConcatLinearProblem problem = kernel_problem(in, p);
-  ConcatLinearConfig config = concat_linear_config(problem, limits_of(device));
+  ConcatLinearConfig config = concat_linear_config(problem, device_limits(device));
   const ScalarType dtype = in.x_cand.scalar_type();
 
   ConcatLinearParams params{};

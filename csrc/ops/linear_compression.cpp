@@ -1,5 +1,10 @@
+#include "kernels/linear_compression/linear_compression.h"
+
+#include "launch/device.h"
+#include "launch/stream.h"
 #include "ops/checks.h"
 #include "ops/linear_compression_reference.h"
+#include "ops/operands.h"
 #include "ops/ops.h"
 #include "ops/record.h"
 
@@ -83,7 +88,116 @@ Tensor allocate_out(const Problem& problem, const Tensor& e_cand) {
   return empty({problem.map.n_candidates(), problem.M, problem.N}, e_cand.scalar_type(), e_cand);
 }
 
-constexpr const char* kNoKernel = "no Hopper kernel for this op";
+// The operands of a forward: users' embeddings and weight, or their product.
+struct Operands {
+  const Tensor& e_cand;
+  const Tensor& w_cand;
+  const Tensor* e_user;
+  const Tensor* w_user;
+  const Tensor* user_part;
+  const OptTensor& bias;
+};
+
+LinearCompressionProblem candidates_of(const Operands& in, const Problem& p) {
+  return {p.map.n_candidates(), p.M, p.N, in.e_cand.size(1)};
+}
+LinearCompressionProblem users_of(const Operands& in, const Problem& p) {
+  return {p.map.n_users, p.M, p.N, in.e_user ? in.e_user->size(1) : 0};
+}
+
+// Why the kernels don't take the call, or nullptr.
+const char* decline_reason(const Operands& in, const Problem& p, const Tensor& out) {
+  if (!is_hopper_16_bit(in.e_cand)) return "not a Hopper GPU, or not float16 or bfloat16";
+  const DeviceLimits device = device_limits(in.e_cand.get_device_index());
+  if (const char* reason = linear_compression_decline_reason(candidates_of(in, p), device)) {
+    return reason;
+  }
+  const bool has_users = in.e_user && p.map.n_users > 0;
+  if (has_users) {
+    if (const char* reason = linear_compression_decline_reason(users_of(in, p), device)) {
+      return reason;
+    }
+  }
+  if (!has_aligned_matrices(in.e_cand) || (has_users && !has_aligned_matrices(*in.e_user))) {
+    return "embeddings whose elements don't lie side by side in rows at multiples of 16 bytes";
+  }
+  if (!out.is_contiguous() || !is_aligned(out)) {
+    return "an out that isn't contiguous from a multiple of 16 bytes on";
+  }
+  return nullptr;
+}
+
+void run_kernels(OpPaths& paths, const Operands& in, const Problem& p, const Tensor& out,
+                 const OptTensor& preact) {
+  const int device = in.e_cand.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const LinearCompressionProblem candidates = candidates_of(in, p), users = users_of(in, p);
+  LinearCompressionPlan plan =
+      linear_compression_plan(candidates, users, device_limits(device)).value();
+  const ScalarType dtype = in.e_cand.scalar_type();
+
+  WeightOperands weights;
+  const auto product = [&](const Tensor& w, const Tensor& e, void* result) {
+    const WeightOperands::Operand weight = weights.read(w);
+    LinearCompressionOperands operands{};
+    operands.type =
+        dtype == ScalarType::BFloat16 ? ElementType::kBfloat16 : ElementType::kFloat16;
+    operands.w = weight.data;
+    operands.w_stride = weight.row_stride;
+    operands.e = e.const_data_ptr();
+    // Where there is no second row or matrix, torch's strides may be anything.
+    operands.e_stride = e.size(1) > 1 ? e.stride(1) : p.N;
+    operands.e_row_stride = e.size(0) > 1 ? e.stride(0) : e.size(1) * operands.e_stride;
+    operands.out = result;
+    return operands;
+  };
+  LinearCompressionOperands of_candidates =
+      product(in.w_cand, in.e_cand, out.mutable_data_ptr());
+  LinearCompressionOperands of_users{};
+  OptTensor part, bias;
+  if (plan.users) {
+    part = empty({p.map.n_users, p.M, p.N}, dtype, out);
+    of_users = product(*in.w_user, *in.e_user, part->mutable_data_ptr());
+    of_candidates.part_is_under_way = true;
+  } else if (in.user_part) {
+    // An fp32 part is rounded, as the users' product is between the two kernels.
+    part = cast(*in.user_part, dtype);
+    if (!part->is_contiguous() || !is_aligned(*part)) part = contiguous_copy(*part);
+  }
+  of_candidates.cand_to_user = p.map.cand_to_user.const_data_ptr<int32_t>();
+  if (part) of_candidates.part = part->const_data_ptr();
+  of_candidates.n_users = p.map.n_users;
+  if (in.bias) {
+    bias = in.bias->is_contiguous() ? *in.bias : contiguous_copy(*in.bias);
+    of_candidates.bias = bias->const_data_ptr();
+  }
+  of_candidates.activation = p.activation;
+  if (preact && preact->numel() > 0) of_candidates.preact = preact->mutable_data_ptr();
+
+  plan.packed_weights = weights.packed();
+  paths.kernel(plan);
+  weights.pack(stream);
+  if (plan.users) run_linear_compression(of_users, users, *plan.users, stream);
+  run_linear_compression(of_candidates, candidates, plan.candidates, stream);
+}
+
+// Computes out, and preact where it has a size.
+void compute(OpPaths& paths, const Operands& in, const Problem& p, const Tensor& out,
+             const OptTensor& preact) {
+  if (out.numel() == 0) return;
+  if (!in.e_cand.is_cuda()) {
+    paths.cpu();
+  } else if (const char* reason = decline_reason(in, p, out)) {
+    paths.reference(reason);
+  } else {
+    return run_kernels(paths, in, p, out, preact);
+  }
+  const Tensor part =
+      in.user_part ? *in.user_part : linear_compression_user_part(*in.e_user, *in.w_user);
+  linear_compression_reference(in.e_cand, in.w_cand, part, in.bias, p.map, p.activation, out,
+                               preact);
+}
 
 }  // namespace
 
@@ -95,9 +209,8 @@ void linear_compression_out(const Tensor& e_cand, const Tensor& e_user, const Te
   const Problem p = check_inputs(op, e_cand, e_user, w_cand, w_user, bias, cand_to_user,
                                  user_offsets, order, activation);
   check_out(op, out, {p.map.n_candidates(), p.M, p.N}, e_cand.scalar_type(), e_cand);
-  IKBO_RECORD_REFERENCE(op, e_cand.is_cuda(), kNoKernel);
-  linear_compression_reference(e_cand, w_cand, linear_compression_user_part(e_user, w_user), bias,
-                               p.map, p.activation, out, std::nullopt);
+  static OpPaths paths(op);
+  compute(paths, {e_cand, w_cand, &e_user, &w_user, nullptr, bias}, p, out, std::nullopt);
 }
 
 Tensor linear_compression(const Tensor& e_cand, const Tensor& e_user, const Tensor& w_cand,
@@ -108,10 +221,8 @@ Tensor linear_compression(const Tensor& e_cand, const Tensor& e_user, const Tens
   const Problem p = check_inputs(op, e_cand, e_user, w_cand, w_user, bias, cand_to_user,
                                  user_offsets, order, activation);
   const Tensor out = allocate_out(p, e_cand);
-  if (out.numel() == 0) return out;
-  IKBO_RECORD_REFERENCE(op, e_cand.is_cuda(), kNoKernel);
-  linear_compression_reference(e_cand, w_cand, linear_compression_user_part(e_user, w_user), bias,
-                               p.map, p.activation, out, std::nullopt);
+  static OpPaths paths(op);
+  compute(paths, {e_cand, w_cand, &e_user, &w_user, nullptr, bias}, p, out, std::nullopt);
   return out;
 }
 
@@ -124,9 +235,8 @@ Tensors2 linear_compression_fwd(const Tensor& e_cand, const Tensor& e_user, cons
                                  user_offsets, order, activation);
   const Tensor out = allocate_out(p, e_cand);
   const Tensor preact = allocate_preactivation(out, p.activation);
-  IKBO_RECORD_REFERENCE(op, e_cand.is_cuda(), kNoKernel);
-  linear_compression_reference(e_cand, w_cand, linear_compression_user_part(e_user, w_user), bias,
-                               p.map, p.activation, out, preact);
+  static OpPaths paths(op);
+  compute(paths, {e_cand, w_cand, &e_user, &w_user, nullptr, bias}, p, out, preact);
   return {out, preact};
 }
 
@@ -139,7 +249,7 @@ Tensors5 linear_compression_bwd(const Tensor& grad_out, const Tensor& e_cand, co
   const Problem p = check_inputs(op, e_cand, e_user, w_cand, w_user, std::nullopt, cand_to_user,
                                  user_offsets, order, activation);
   check_backward(op, p, grad_out, saved, e_cand);
-  IKBO_RECORD_REFERENCE(op, e_cand.is_cuda(), kNoKernel);
+  IKBO_RECORD_BACKWARD(op, is_hopper_16_bit(e_cand), e_cand.is_cuda());
   const ScalarType dtype = e_cand.scalar_type();
   const auto grads = linear_compression_candidate_grads(grad_out, e_cand, w_cand, saved, p.map,
                                                         p.activation, wants(grad_mask, 0),
@@ -166,9 +276,8 @@ Tensor linear_compression_add(const Tensor& e_cand, const Tensor& w_cand, const 
   const Problem p = check_add_inputs(op, e_cand, w_cand, user_part, bias, cand_to_user,
                                      user_offsets, order, activation);
   const Tensor out = allocate_out(p, e_cand);
-  IKBO_RECORD_REFERENCE(op, e_cand.is_cuda(), kNoKernel);
-  linear_compression_reference(e_cand, w_cand, user_part, bias, p.map, p.activation, out,
-                               std::nullopt);
+  static OpPaths paths(op);
+  compute(paths, {e_cand, w_cand, nullptr, nullptr, &user_part, bias}, p, out, std::nullopt);
   return out;
 }
 
@@ -181,8 +290,8 @@ Tensors2 linear_compression_add_fwd(const Tensor& e_cand, const Tensor& w_cand,
                                      user_offsets, order, activation);
   const Tensor out = allocate_out(p, e_cand);
   const Tensor preact = allocate_preactivation(out, p.activation);
-  IKBO_RECORD_REFERENCE(op, e_cand.is_cuda(), kNoKernel);
-  linear_compression_reference(e_cand, w_cand, user_part, bias, p.map, p.activation, out, preact);
+  static OpPaths paths(op);
+  compute(paths, {e_cand, w_cand, nullptr, nullptr, &user_part, bias}, p, out, preact);
   return {out, preact};
 }
 
@@ -195,7 +304,7 @@ Tensors4 linear_compression_add_bwd(const Tensor& grad_out, const Tensor& e_cand
   const Problem p = check_add_inputs(op, e_cand, w_cand, user_part, std::nullopt, cand_to_user,
                                      user_offsets, order, activation);
   check_backward(op, p, grad_out, saved, e_cand);
-  IKBO_RECORD_REFERENCE(op, e_cand.is_cuda(), kNoKernel);
+  IKBO_RECORD_BACKWARD(op, is_hopper_16_bit(e_cand), e_cand.is_cuda());
   const auto grads = linear_compression_candidate_grads(grad_out, e_cand, w_cand, saved, p.map,
                                                         p.activation, wants(grad_mask, 0),
                                                         wants(grad_mask, 1), wants(grad_mask, 3));

@@ -19,13 +19,32 @@ bool is_hopper_16_bit(const Tensor& t) {
          device_properties(t.get_device_index()).is_hopper();
 }
 
+DeviceLimits device_limits(int device) {
+  const DeviceProperties& properties = device_properties(device);
+  return {usable_sm_count(device), properties.l2_bytes, properties.max_shared_bytes_per_block};
+}
+
+bool is_aligned(const Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
+
 bool has_aligned_rows(const Tensor& matrix) {
   const int64_t rows = matrix.size(0), columns = matrix.size(1);
   if (columns > 1 && matrix.stride(1) != 1) return false;
   if (rows > 1 && (matrix.stride(0) % kAlignedElements != 0 || matrix.stride(0) < columns)) {
     return false;
   }
-  return reinterpret_cast<uintptr_t>(matrix.const_data_ptr()) % 16 == 0;
+  return is_aligned(matrix);
+}
+
+bool has_aligned_matrices(const Tensor& batch) {
+  const int64_t rows = batch.size(0), height = batch.size(1), columns = batch.size(2);
+  if (columns > 1 && batch.stride(2) != 1) return false;
+  const auto fits = [](int64_t count, int64_t stride, int64_t least) {
+    return count <= 1 || (stride % kAlignedElements == 0 && stride >= least);
+  };
+  return fits(height, batch.stride(1), columns) && fits(rows, batch.stride(0), columns) &&
+         is_aligned(batch);
 }
 
 int64_t aligned_row_stride(const Tensor& matrix) {

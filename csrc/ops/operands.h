@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "config/device_limits.h"
 #include "kernels/pack/pack_rows.h"
 #include "ops/tensor.h"
 
@@ -11,12 +12,20 @@ namespace ikbo {
 // Whether the library has kernels for the tensor's device and dtype.
 bool is_hopper_16_bit(const Tensor& t);
 
+// What a configuration is made for: as many SMs as are to be used.
+DeviceLimits device_limits(int device);
+
+bool is_aligned(const Tensor& t);  // to 16 bytes
+
 // Whether the copy engine takes the rows of a matrix as they are: elements side by side, rows at
 // multiples of 16 bytes that don't overlap.
 bool has_aligned_rows(const Tensor& matrix);
 
 // The row stride of such a matrix. Where there is no second row, torch's may be anything.
 int64_t aligned_row_stride(const Tensor& matrix);
+
+// The same of a batch of matrices [rows, K, N]: N side by side, strides of K and of the rows.
+bool has_aligned_matrices(const Tensor& batch);
 
 // The tensor, or a contiguous copy of it: what is left of a small operand with odd strides.
 Tensor contiguous_copy(const Tensor& t);
