@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from ikbo.testing import definitions
+
 from .installed import REPOSITORY
 
 pytestmark = pytest.mark.gpu
@@ -81,6 +83,14 @@ def test_wgmma(call: Call, dtype: torch.dtype, n: int, form: int, add: bool) -> 
     expected = a.double() @ b.double().T + (d.double() if add else 0)
     call("wgmma", n, form, dtype == torch.bfloat16, a, b, d, add)
     # fp32 sums of 64 exact products; a misplaced element is off by about 1.
+    torch.testing.assert_close(d.double(), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", TYPES[:2], ids=str)
+def test_mma(call: Call, dtype: torch.dtype) -> None:
+    a, b, d = _normal(16, 16, dtype=dtype), _normal(8, 16, dtype=dtype), _normal(16, 8)
+    expected = a.double() @ b.double().T + d.double()
+    call("mma", dtype == torch.bfloat16, a, b, d)
     torch.testing.assert_close(d.double(), expected, atol=1e-4, rtol=0)
 
 
@@ -276,6 +286,20 @@ def test_store_tiles(call: Call, transposed: bool) -> None:
     assert torch.equal(out, tiles.transpose(1, 2) if transposed else tiles)
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 9])
+def test_async_copy(call: Call, rounds: int) -> None:
+    """Rows gathered from anywhere; some lanes, and the whole of one round, have none."""
+    source = torch.arange(4000, device="cuda", dtype=torch.int32).reshape(1000, 4)
+    rows = torch.randint(0, 1000, (rounds, 32), device="cuda", dtype=torch.int32)
+    rows[:, ::5] = -1
+    rows[rounds // 2] = -1
+    out = torch.full((rounds, 32, 4), -1, device="cuda", dtype=torch.int32)
+    call("async_copy", rounds, rows, source, out)
+    nothing = torch.tensor([1, 2, 3, 4], device="cuda", dtype=torch.int32)
+    expected = torch.where((rows >= 0)[..., None], source[rows.clamp(min=0).long()], nothing)
+    assert torch.equal(out, expected.flip(1))
+
+
 # ---- clusters, flags, ring, tickets ------------------------------------------------------------
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_cluster(call: Call, size: int) -> None:
@@ -359,3 +383,31 @@ def test_warp_group(call: Call) -> None:
     for value in values:
         expected ^= value
     assert torch.equal(out[134:], expected)
+
+
+# ---- activations -------------------------------------------------------------------------------
+# The order of enum Activation is that of the definitions.
+@pytest.mark.parametrize(
+    ("index", "name"), list(enumerate(definitions.ACTIVATIONS)), ids=list(definitions.ACTIVATIONS)
+)
+def test_activation(call: Call, index: int, name: str) -> None:
+    spread = torch.logspace(-30, 30, 20001, dtype=torch.float64)
+    x = torch.cat([torch.linspace(-100, 100, 200001, dtype=torch.float64), spread, -spread])
+    special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), NAN], dtype=torch.float64)
+    x = torch.cat([x, special]).to("cuda", torch.float32)
+    y = torch.full_like(x, 7.0)
+    call("activation", index, x, y, x.numel())
+    expected = definitions.ACTIVATIONS[name](x.double())
+    assert torch.equal(y.isnan(), expected.isnan())
+    assert torch.equal(y.isinf(), expected.abs() > torch.finfo(torch.float32).max)
+    finite = y.isfinite()
+    y, expected = y[finite].double(), expected[finite]
+    # The tails, where 1 + erf and 1 + tanh have lost their digits even in fp64.
+    z = x[finite].double()
+    if name == "gelu":
+        expected = torch.where(z < 0, z * 0.5 * torch.special.erfc(-z / 2**0.5), expected)
+    if name == "gelu_tanh":
+        expected = z * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (z + 0.044715 * z**3))
+    # Below 1e-36 results may be flushed to zero.
+    error = (y - expected).abs() / expected.abs().clamp(min=1e-31)
+    assert error.max() < 3e-5, (name, z[error.argmax()])

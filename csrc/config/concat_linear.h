@@ -61,19 +61,20 @@ constexpr GemmProblem candidates_product(const ConcatLinearProblem& p) {
 }
 constexpr GemmProblem users_product(const ConcatLinearProblem& p) { return {p.U, p.N, p.Ku, 1}; }
 
+struct Choice {
+  int kernel;  // index in kGemmKernels
+  double clocks;
+};
+
 // The join kernel with the least estimated clocks.
-constexpr GemmConfig join_config(const GemmProblem& problem, const DeviceLimits& device) {
-  int best = -1;
-  double best_clocks = 0;
+constexpr Choice best_join_kernel(const GemmProblem& problem, const DeviceLimits& device) {
+  Choice best{-1, 0};
   for (const int kernel : kJoinKernels) {
     if (!gemm_model::is_usable(kGemmKernels[kernel], problem, device)) continue;
     const double clocks = gemm_model::clocks(kGemmKernels[kernel], problem, device);
-    if (best < 0 || clocks < best_clocks) {
-      best = kernel;
-      best_clocks = clocks;
-    }
+    if (best.kernel < 0 || clocks < best.clocks) best = {kernel, clocks};
   }
-  return gemm_config_of(best, problem, device);
+  return best;
 }
 
 constexpr bool is_usable(const GemmProblem& problem, const DeviceLimits& device) {
@@ -117,15 +118,16 @@ constexpr const char* concat_linear_decline_reason(const ConcatLinearProblem& pr
 constexpr ConcatLinearConfig concat_linear_config(const ConcatLinearProblem& problem,
                                                   const DeviceLimits& device) {
   using namespace concat_linear_model;
+  const GemmProblem candidates = candidates_product(problem), users = users_product(problem);
   ConcatLinearConfig config{};
-  config.candidates = join_config(candidates_product(problem), device);
+  config.candidates =
+      gemm_config_of(best_join_kernel(candidates, device).kernel, candidates, device);
   config.user_product = UserProduct::kNone;
   if (problem.U > 0 && problem.Ku > 0) {
-    const GemmProblem users = users_product(problem);
-    config.users = join_config(users, device);
-    config.user_product = few_rows_clocks(users, device) < config.users.clocks
-                              ? UserProduct::kFewRows
-                              : UserProduct::kGemm;
+    const Choice choice = best_join_kernel(users, device);
+    const bool few = few_rows_clocks(users, device) < choice.clocks;
+    config.user_product = few ? UserProduct::kFewRows : UserProduct::kGemm;
+    if (!few) config.users = gemm_config_of(choice.kernel, users, device);
   }
   return config;
 }

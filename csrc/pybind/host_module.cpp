@@ -5,9 +5,11 @@
 #include <pybind11/stl.h>
 
 #include <iterator>
+#include <optional>
 #include <tuple>
 #include <vector>
 
+#include "config/concat_linear.h"
 #include "config/gemm.h"
 #include "config/group_candidates.h"
 
@@ -112,12 +114,47 @@ void bind_gemm(py::module_& m) {
       py::arg("M"), py::arg("N"), py::arg("K"), py::arg("batch"), py::arg("device"));
 }
 
+void bind_concat_linear(py::module_& m) {
+  using Config = ikbo::ConcatLinearConfig;
+  py::class_<Config>(m, "ConcatLinearConfig")
+      .def_readonly("candidates", &Config::candidates)
+      .def_property_readonly("users",
+                             [](const Config& config) -> std::optional<ikbo::GemmConfig> {
+                               if (config.user_product != ikbo::UserProduct::kGemm) return {};
+                               return config.users;
+                             })
+      .def_property_readonly(
+          "few_users",
+          [](const Config& config) { return config.user_product == ikbo::UserProduct::kFewRows; })
+      .def_property_readonly("launches", &Config::launches)
+      .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
+  m.def(
+      "concat_linear_config",
+      [](int64_t B, int64_t U, int64_t N, int64_t Kc, int64_t Ku,
+         const ikbo::DeviceLimits& device) {
+        if (B < 1 || N < 1 ||
+            ikbo::concat_linear_decline_reason({B, U, N, Kc, Ku}, device) != nullptr) {
+          throw py::value_error("a problem without an output, or one that is declined");
+        }
+        return ikbo::concat_linear_config({B, U, N, Kc, Ku}, device);
+      },
+      py::arg("B"), py::arg("U"), py::arg("N"), py::arg("Kc"), py::arg("Ku"), py::arg("device"));
+  m.def(
+      "concat_linear_decline_reason",
+      [](int64_t B, int64_t U, int64_t N, int64_t Kc, int64_t Ku,
+         const ikbo::DeviceLimits& device) {
+        return ikbo::concat_linear_decline_reason({B, U, N, Kc, Ku}, device);
+      },
+      py::arg("B"), py::arg("U"), py::arg("N"), py::arg("Kc"), py::arg("Ku"), py::arg("device"));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
   m.doc() = "Host side of ikbo's kernels: which configuration a problem gets.";
   bind_tile_order(m);
   bind_gemm(m);
+  bind_concat_linear(m);
   using Config = ikbo::GroupCandidatesConfig;
   py::class_<Config>(m, "GroupCandidatesConfig")
       .def_readonly("passes", &Config::passes)
