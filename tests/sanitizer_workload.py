@@ -7,8 +7,27 @@ import torch
 import ikbo
 
 
+def concat_linear(B: int, U: int, N: int, Kc: int, Ku: int, activation: str) -> None:
+    """Weights with odd row strides are packed first."""
+    x_cand, x_user, w_cand, w_user = (
+        torch.randn(rows, (k + 7) // 8 * 8, dtype=torch.bfloat16, device="cuda")[:, :k]
+        for rows, k in ((B, Kc), (U, Ku), (N, Kc), (N, Ku))
+    )
+    bias = torch.randn(N, dtype=torch.bfloat16, device="cuda")
+    users = torch.randint(-1, U + 1, (B,), dtype=torch.int32, device="cuda")
+    torch.ops.ikbo.concat_linear(x_cand, x_user, w_cand, w_user, bias, users)
+    packed = (w_cand.contiguous(), w_user.contiguous())
+    torch.ops.ikbo.concat_linear_fwd(x_cand, x_user, *packed, bias, users, activation=activation)
+    part = torch.randn(U, N, device="cuda")
+    torch.ops.ikbo.concat_linear_add(x_cand, w_cand, part, bias, users)
+
+
 def main() -> None:
     with ikbo.strict():
+        concat_linear(33, 3, 72, 77, 1100, "gelu")
+        concat_linear(2354, 40, 800, 57, 41, "silu")
+        concat_linear(13567, 2000, 136, 9, 17, "relu2")
+        concat_linear(3861, 3, 1544, 143, 8, "gelu_tanh")
         for rows, n_users in ((33, 3), (8191, 16000), (20001, 300), (1001, 70000)):
             users = torch.randint(-1, n_users + 1, (rows,), dtype=torch.int32, device="cuda")
             ikbo.group_candidates(users, n_users)

@@ -38,6 +38,7 @@ def test_a_raw_op_costs_at_most_three_torch_adds() -> None:
         "linear_compression": lambda: ops.linear_compression.default(
             e, e_user, w, w, None, no_users
         ),
+        "concat_linear": lambda: ops.concat_linear.default(x, w, w, w, None, no_users),
         "candidate_attention": lambda: ops.candidate_attention.default(
             q, k, k, None, None, no_users
         ),

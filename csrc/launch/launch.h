@@ -12,8 +12,9 @@ struct LaunchShape {
   dim3 block;
   int shared_bytes = 0;  // dynamic shared memory a CTA
   int cluster = 1;       // CTAs a cluster, along x; divides grid.x
-  // Programmatic dependent launch: the kernel may start before the one ahead of it on the stream
-  // has ended, and calls wait_for_previous_kernel() before it touches global memory.
+  // Programmatic dependent launch: the kernel may start once the one ahead of it on the stream says
+  // so (allow_next_kernel()). It calls wait_for_previous_kernel() before it touches what that one
+  // writes or, unless that one was launched without this, what any kernel before it touches.
   bool overlaps_previous = false;
 };
 

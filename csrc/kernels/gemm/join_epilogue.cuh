@@ -127,6 +127,7 @@ __device__ void JoinEpilogue::help(gemm::Shared<S, JoinEpilogue>& shared,
   uint32_t part_rows[2];
   int previous_row = -1, previous_column = 0;
   const auto store_previous = [&](int buffer) {
+    __syncwarp();
     hopper::barrier_wait(staged(consumer, buffer), hopper::kWarpGroupThreads + 32);
     if (lane == 0) {
       hopper::tma_store(join.has_preact && buffer == 0 ? join.preact : params.d,
