@@ -8,8 +8,8 @@
 namespace ikbo {
 
 // The output of one tile of W's rows is cut into units of 64 columns of one batch row. A worker
-// (CTA) multiplies up to `consumers` units at once, one a consumer warp group, by the same blocks of
-// W, which it streams round and round: step s brings block s % k_blocks.
+// (CTA) multiplies up to `consumers` units at once, one a consumer warp group, by the same blocks
+// of W, which it streams round and round: step s brings block s % k_blocks.
 //
 // Over several rounds the consumers start a fraction of a round apart, each in the middle of W (the
 // order of a sum is free), so that one's epilogue runs under the others' products.
@@ -36,12 +36,12 @@ struct ColumnSchedule {
   constexpr int32_t tiles(int32_t worker, int32_t consumer) const {
     return full_rounds + (consumer * workers + worker < leftover ? 1 : 0);
   }
-  // The unit of the consumer's tile number `tile`. Neighbouring workers have neighbouring units, and
-  // all work near the same place of memory at a time.
+  // The unit of the consumer's tile number `tile`. Neighbouring workers have neighbouring units,
+  // and all work near the same place of memory at a time.
   constexpr int32_t unit(int32_t worker, int32_t consumer, int32_t tile) const {
     const int32_t first = tile * workers * consumers;
-    return first + (tile < full_rounds ? worker * consumers + consumer
-                                         : consumer * workers + worker);
+    return first +
+           (tile < full_rounds ? worker * consumers + consumer : consumer * workers + worker);
   }
 
   // Starting apart costs a part of a round at either end, so it must be worth it.

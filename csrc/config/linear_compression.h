@@ -54,7 +54,8 @@ struct LinearCompressionKernel {
 // 192 columns by three consumers would load a fifth less, but leaves no registers: three groups and
 // a producer are 16 warps, 128 registers each at entry, and ptxas takes n = 224 from 138 on.
 inline constexpr LinearCompressionKernel kLinearCompressionKernels[] = {
-    // 433 rows of W are two tiles less 15 rows. With 5 and 3 stages, 10 % slower; 4 and 5 no faster.
+    // 433 rows of W are two tiles less 15 rows. With 5 and 3 stages, 10 % slower; 4 and 5 no
+    // faster.
     {224, 4, 4, 1},
     {128, 6, 5, 2},
     {64, 8, 8, 2},  // small problems: the most CTAs
@@ -105,25 +106,26 @@ constexpr double step_clocks(const LinearCompressionKernel& kernel, double activ
                              const DeviceLimits& device) {
   const double products = 2.0 * active * LinearCompressionKernel::kUnitColumns * kernel.tile_m *
                           LinearCompressionKernel::kTileK / kFlopsPerClock;
-  const double rate =
-      std::min(kIngestBytesPerClock,
-               kL2BytesPerClock * device.sm_count / static_cast<double>(std::min<int64_t>(
-                                                        ctas, device.sm_count)));
+  const double rate = std::min(kIngestBytesPerClock,
+                               kL2BytesPerClock * device.sm_count /
+                                   static_cast<double>(std::min<int64_t>(ctas, device.sm_count)));
   return std::max(products, (kernel.w_bytes() + active * kernel.e_bytes()) / rate);
 }
 
 constexpr double clocks(const LinearCompressionKernel& kernel, int64_t m_tiles,
                         const ColumnSchedule& schedule, const DeviceLimits& device) {
   const int64_t ctas = m_tiles * schedule.workers;
-  const double round = schedule.k_blocks * step_clocks(kernel, LinearCompressionKernel::kConsumers, ctas, device);
+  const double round =
+      schedule.k_blocks * step_clocks(kernel, LinearCompressionKernel::kConsumers, ctas, device);
   const double last =
       schedule.leftover == 0
           ? 0
           : schedule.k_blocks *
-                step_clocks(kernel, static_cast<double>(ceil_div(schedule.leftover,
-                                                                 schedule.workers)),
+                step_clocks(kernel,
+                            static_cast<double>(ceil_div(schedule.leftover, schedule.workers)),
                             ctas, device);
-  const double epilogue = kernel.staging_bytes() * LinearCompressionKernel::kConsumers / kIngestBytesPerClock;
+  const double epilogue =
+      kernel.staging_bytes() * LinearCompressionKernel::kConsumers / kIngestBytesPerClock;
   // More CTAs than SMs run one after another.
   return (schedule.full_rounds * round + last + epilogue + kStartClocks) *
          static_cast<double>(ceil_div(ctas, device.sm_count));
@@ -142,8 +144,8 @@ constexpr const char* linear_compression_decline_reason(const LinearCompressionP
   if (std::max({problem.rows, problem.M, problem.N, problem.K}) > kMaxSize) {
     return "a size of 2^31 or more, which TMA coordinates can't hold";
   }
-  const int64_t units_per_row = linear_compression_model::ceil_div(
-      problem.N, LinearCompressionKernel::kUnitColumns);
+  const int64_t units_per_row =
+      linear_compression_model::ceil_div(problem.N, LinearCompressionKernel::kUnitColumns);
   if (problem.rows != 0 && units_per_row > kMaxUnits / problem.rows) {
     return "more than 2^30 units of 64 columns";
   }
@@ -161,16 +163,16 @@ constexpr LinearCompressionConfig linear_compression_config_of(
   LinearCompressionConfig config{};
   config.kernel = index;
   config.m_tiles = static_cast<int32_t>(model::ceil_div(problem.M, kernel.tile_m));
-  config.units_per_row = static_cast<int32_t>(
-      model::ceil_div(problem.N, LinearCompressionKernel::kUnitColumns));
+  config.units_per_row =
+      static_cast<int32_t>(model::ceil_div(problem.N, LinearCompressionKernel::kUnitColumns));
   const int64_t units = problem.rows * config.units_per_row;
   config.clocks = std::numeric_limits<double>::infinity();
   // Workers that fill the SMs once; where W's tiles divide them badly, two or three times.
   for (int64_t fills = 1; fills <= 3; ++fills) {
-    const int64_t workers =
-        std::clamp<int64_t>(fills * device.sm_count / config.m_tiles, 1, units);
+    const int64_t workers = std::clamp<int64_t>(fills * device.sm_count / config.m_tiles, 1, units);
     const ColumnSchedule schedule{
-        static_cast<int32_t>(units), static_cast<int32_t>(workers), LinearCompressionKernel::kConsumers,
+        static_cast<int32_t>(units), static_cast<int32_t>(workers),
+        LinearCompressionKernel::kConsumers,
         static_cast<int32_t>(model::ceil_div(problem.K, LinearCompressionKernel::kTileK))};
     const double clocks = model::clocks(kernel, config.m_tiles, schedule, device);
     if (clocks < config.clocks) {
@@ -206,13 +208,13 @@ constexpr std::optional<LinearCompressionPlan> linear_compression_plan(
   double best_clocks = std::numeric_limits<double>::infinity();
   for (int i = 0; i < kLinearCompressionKernelCount; ++i) {
     if (kLinearCompressionKernels[i].shared_bytes() > device.max_shared_bytes_per_cta) continue;
-    LinearCompressionPlan plan{std::nullopt, linear_compression_config_of(i, candidates, device), 0};
+    LinearCompressionPlan plan{std::nullopt, linear_compression_config_of(i, candidates, device),
+                               0};
     double clocks = plan.candidates.clocks;
     if (makes_part) {
       plan.users = linear_compression_config_of(i, users, device);
       // Where both fit on the SMs they run side by side.
-      const bool together =
-          plan.users->grid() + plan.candidates.grid() <= device.sm_count;
+      const bool together = plan.users->grid() + plan.candidates.grid() <= device.sm_count;
       clocks = together ? std::max(clocks, plan.users->clocks) : clocks + plan.users->clocks;
     }
     if (clocks < best_clocks) {
@@ -226,8 +228,9 @@ constexpr std::optional<LinearCompressionPlan> linear_compression_plan(
 // "linear_compression_sm90_224x128x64"
 inline std::string name(const LinearCompressionKernel& kernel) {
   return "linear_compression_sm90_" + std::to_string(kernel.tile_m) + "x" +
-         std::to_string(LinearCompressionKernel::kConsumers * LinearCompressionKernel::kUnitColumns) + "x" +
-         std::to_string(LinearCompressionKernel::kTileK);
+         std::to_string(LinearCompressionKernel::kConsumers *
+                        LinearCompressionKernel::kUnitColumns) +
+         "x" + std::to_string(LinearCompressionKernel::kTileK);
 }
 
 // For explain: the config as JSON.

@@ -141,8 +141,7 @@ void run_kernels(OpPaths& paths, const Operands& in, const Problem& p, const Ten
   const auto product = [&](const Tensor& w, const Tensor& e, void* result) {
     const WeightOperands::Operand weight = weights.read(w);
     LinearCompressionOperands operands{};
-    operands.type =
-        dtype == ScalarType::BFloat16 ? ElementType::kBfloat16 : ElementType::kFloat16;
+    operands.type = dtype == ScalarType::BFloat16 ? ElementType::kBfloat16 : ElementType::kFloat16;
     operands.w = weight.data;
     operands.w_stride = weight.row_stride;
     operands.e = e.const_data_ptr();
@@ -152,8 +151,7 @@ void run_kernels(OpPaths& paths, const Operands& in, const Problem& p, const Ten
     operands.out = result;
     return operands;
   };
-  LinearCompressionOperands of_candidates =
-      product(in.w_cand, in.e_cand, out.mutable_data_ptr());
+  LinearCompressionOperands of_candidates = product(in.w_cand, in.e_cand, out.mutable_data_ptr());
   LinearCompressionOperands of_users{};
   OptTensor part, bias;
   if (plan.users) {

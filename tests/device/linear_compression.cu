@@ -18,9 +18,9 @@ __global__ void __launch_bounds__(LinearCompressionKernel::kThreads, 1)
 }  // namespace
 }  // namespace ikbo
 
-// out[b] = w e[b] + part[cand_to_user[b]] in bfloat16 by the kernel of that index, all contiguous but
-// for w's rows. Without a map, w e[b]. clocks: int64, one a CTA, or null for the kernel as it is
-// shipped.
+// out[b] = w e[b] + part[cand_to_user[b]] in bfloat16 by the kernel of that index, all contiguous
+// but for w's rows. Without a map, w e[b]. clocks: int64, one a CTA, or null for the kernel as it
+// is shipped.
 IKBO_TEST_ENTRY ikbo_test_linear_compression(const void* w, int64_t w_stride, const void* e,
                                              void* out, const void* part,
                                              const int32_t* cand_to_user, int64_t n_users,

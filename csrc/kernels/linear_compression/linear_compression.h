@@ -12,15 +12,15 @@
 namespace ikbo {
 
 // out[b] = act(w @ e[b] + part[cand_to_user[b]] + bias[:, None]), or without a map, which is the
-// users' product, out[b] = w @ e[b]. Bases are 16-byte aligned, strides in elements and multiples of
-// 8; part, out and preact are contiguous.
+// users' product, out[b] = w @ e[b]. Bases are 16-byte aligned, strides in elements and multiples
+// of 8; part, out and preact are contiguous.
 struct LinearCompressionOperands {
   ElementType type;  // of all tensors; kBfloat16 or kFloat16
   const void* w;     // [M, K]
   int64_t w_stride;
-  const void* e;  // [rows, K, N]
-  int64_t e_stride, e_row_stride;  // of K and of the rows
-  void* out;                       // [rows, M, N]
+  const void* e;                          // [rows, K, N]
+  int64_t e_stride, e_row_stride;         // of K and of the rows
+  void* out;                              // [rows, M, N]
   const int32_t* cand_to_user = nullptr;  // [rows]
   const void* part = nullptr;             // [n_users, M, N]
   int64_t n_users = 0;

@@ -10,9 +10,9 @@
 //   wait for `filled`, add the part in the staging buffer to their sums, leave the results in its
 //   place and arrive on `ready`.
 // - Group 2. One lane of each warp: loads E of consumer 0; of consumer 1 (each waits for its
-//   consumer); loads W (waits for both); stores, for each tile in the order in which they end: waits
-//   until the staging buffer has been stored from, loads the user's part into it (`filled`; the tile
-//   is still being multiplied), waits for `ready`, stores the buffer.
+//   consumer); loads W (waits for both); stores, for each tile in the order in which they end:
+//   waits until the staging buffer has been stored from, loads the user's part into it (`filled`;
+//   the tile is still being multiplied), waits for `ready`, stores the buffer.
 // column_schedule.h says which units and why consumers start apart: one's epilogue runs under the
 // other's products. How far the other gets is what the ring of W is deep; E has a ring of its own
 // for each, or who lags would hold up both.
@@ -261,15 +261,15 @@ __device__ inline void multiply(Sums<S>& sums, uint64_t e, uint64_t w, bool add)
   }
 }
 
-// A lane's 16-bit results, or its share of the part: pair i is sums 2i and 2i + 1, one column and two
-// neighbouring rows of W.
+// A lane's 16-bit results, or its share of the part: pair i is sums 2i and 2i + 1, one column and
+// two neighbouring rows of W.
 template <class S>
 using Pairs = uint32_t[S::kTileM / 4];
 
-// Where a lane's pairs are in a staging buffer, for ldmatrix and stmatrix. The buffer has a row of 64
-// columns (128 bytes, swizzled) for each row of W. Lane l of warp w holds, of the sums, rows
-// 16w + l/4 (+ 8) of the 64 columns and 2(l % 4) (+ 1) of each 8 rows of W. Transposed, that is four
-// 8 x 8 tiles of the buffer for each 16 rows of W: both halves of the warp's columns, then 8 rows
+// Where a lane's pairs are in a staging buffer, for ldmatrix and stmatrix. The buffer has a row of
+// 64 columns (128 bytes, swizzled) for each row of W. Lane l of warp w holds, of the sums, rows 16w
+// + l/4 (+ 8) of the 64 columns and 2(l % 4) (+ 1) of each 8 rows of W. Transposed, that is four 8
+// x 8 tiles of the buffer for each 16 rows of W: both halves of the warp's columns, then 8 rows
 // further. So a warp reads and writes columns of its own.
 template <class T>
 __device__ inline char* staging_of_lane(T* staging) {
@@ -284,7 +284,7 @@ __device__ inline void read_part(Pairs<S>& part, typename S::T* staging) {
   char* const first = staging_of_lane(staging);
 #pragma unroll
   for (int i = kFirst; i < kFirst + kCount; i += 4) {
-    hopper::load_tiles_transposed(*reinterpret_cast<uint32_t(*)[4]>(&part[i]),
+    hopper::load_tiles_transposed(*reinterpret_cast<uint32_t (*)[4]>(&part[i]),
                                   first + i * 4 * hopper::kSwizzleRowBytes);
   }
 }
@@ -315,8 +315,8 @@ template <class S, Activation kActivation>
 __device__ inline void round_results(Pairs<S>& results, const Sums<S>& sums) {
 #pragma unroll
   for (int i = 0; i < S::kTileM / 4; ++i) {
-    results[i] = pack<typename S::T>(apply<kActivation>(sums[2 * i]),
-                                     apply<kActivation>(sums[2 * i + 1]));
+    results[i] =
+        pack<typename S::T>(apply<kActivation>(sums[2 * i]), apply<kActivation>(sums[2 * i + 1]));
   }
 }
 
@@ -326,7 +326,7 @@ __device__ inline void stage_results(typename S::T* staging, const Pairs<S>& res
 #pragma unroll
   for (int i = 0; i < S::kTileM / 4; i += 4) {
     hopper::store_tiles_transposed(first + i * 4 * hopper::kSwizzleRowBytes,
-                                   *reinterpret_cast<const uint32_t(*)[4]>(&results[i]));
+                                   *reinterpret_cast<const uint32_t (*)[4]>(&results[i]));
   }
 }
 
@@ -344,8 +344,8 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   typename S::RingW::Position at_w;
   typename S::RingE::Position at_e;
 
-  // Blocks of W are for both consumers: those that aren't for this one are let go by one thread. The
-  // others may not look for a later block before it has seen them.
+  // Blocks of W are for both consumers: those that aren't for this one are let go by one thread.
+  // The others may not look for a later block before it has seen them.
   const auto skip = [&](int32_t blocks) {
     typename S::RingW::Position skipped = at_w;
     at_w.advance(static_cast<uint32_t>(blocks));
