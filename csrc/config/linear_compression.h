@@ -186,6 +186,31 @@ constexpr LinearCompressionConfig linear_compression_config_of(
   return config;
 }
 
+// Few candidates: one launch, K of both sides split over a cluster (split_sm90.cuh).
+struct LinearCompressionSplit {
+  static constexpr int kCtas = 4;  // of a cluster
+
+  int kernel;  // index in kLinearCompressionKernels, whose tile it has
+  int32_t m_tiles, units, units_per_row;
+  int32_t clusters;
+  double clocks;  // estimated
+};
+
+constexpr LinearCompressionSplit linear_compression_split_of(
+    int index, const LinearCompressionProblem& problem) {
+  namespace model = linear_compression_model;
+  const LinearCompressionKernel& kernel = kLinearCompressionKernels[index];
+  LinearCompressionSplit split{};
+  split.kernel = index;
+  split.m_tiles = static_cast<int32_t>(model::ceil_div(problem.M, kernel.tile_m));
+  split.units_per_row =
+      static_cast<int32_t>(model::ceil_div(problem.N, LinearCompressionKernel::kUnitColumns));
+  split.units = static_cast<int32_t>(problem.rows) * split.units_per_row;
+  split.clusters = static_cast<int32_t>(
+      split.m_tiles * model::ceil_div(split.units, LinearCompressionKernel::kConsumers));
+  return split;
+}
+
 // What a call launches.
 struct LinearCompressionPlan {
   std::optional<LinearCompressionConfig> users;  // absent where the part is given, or without users

@@ -1,4 +1,4 @@
-// Host side of linear_compression_sm90.cuh: tensor maps and the launch of one of its kernels.
+// Host side of the linear compression kernels: tensor maps and launches.
 #pragma once
 
 #include <type_traits>
@@ -6,27 +6,45 @@
 
 #include "kernels/linear_compression/linear_compression.h"
 #include "kernels/linear_compression/linear_compression_sm90.cuh"
+#include "kernels/linear_compression/split_sm90.cuh"
 #include "launch/launch.h"
 
 namespace ikbo::linear_compression {
 
+// [rows, height, N] with the columns of a unit in a box.
+template <class S>
+CUtensorMap columns_map(ElementType type, const void* base, int64_t rows, int64_t height, int64_t N,
+                        int64_t row_stride, int64_t stride, int64_t box_height) {
+  constexpr int64_t kBytes = sizeof(typename S::T);
+  return make_tensor_map(base, type, {N, height, rows}, {stride * kBytes, row_stride * kBytes},
+                         {kUnitColumns, box_height, 1}, Swizzle::k128Bytes);
+}
+
+template <class S>
+CUtensorMap weight_map(const LinearCompressionOperands& o,
+                       const LinearCompressionProblem& problem) {
+  constexpr int64_t kBytes = sizeof(typename S::T);
+  return make_tensor_map(o.w, o.type, {problem.K, problem.M}, {o.w_stride * kBytes},
+                         {kTileK, S::kTileM}, Swizzle::k128Bytes);
+}
+
+template <class S>
+CUtensorMap embedding_map(const LinearCompressionOperands& o,
+                          const LinearCompressionProblem& problem) {
+  return columns_map<S>(o.type, o.e, problem.rows, problem.K, problem.N, o.e_row_stride, o.e_stride,
+                        kTileK);
+}
+
 template <class S>
 Params make_params(const LinearCompressionOperands& o, const LinearCompressionProblem& problem,
                    const LinearCompressionConfig& config) {
-  constexpr int64_t kBytes = sizeof(typename S::T);
-  const auto map = [&](const void* base, int64_t rows, int64_t height, int64_t row_stride,
-                       int64_t stride, int64_t box_height) {
-    return make_tensor_map(base, o.type, {problem.N, height, rows},
-                           {stride * kBytes, row_stride * kBytes}, {kUnitColumns, box_height, 1},
-                           Swizzle::k128Bytes);
-  };
   const auto result_map = [&](const void* base, int64_t rows) {
-    return map(base, rows, problem.M, problem.M * problem.N, problem.N, S::kTileM);
+    return columns_map<S>(o.type, base, rows, problem.M, problem.N, problem.M * problem.N,
+                          problem.N, S::kTileM);
   };
   Params params{};
-  params.w = make_tensor_map(o.w, o.type, {problem.K, problem.M}, {o.w_stride * kBytes},
-                             {kTileK, S::kTileM}, Swizzle::k128Bytes);
-  params.e = map(o.e, problem.rows, problem.K, o.e_row_stride, o.e_stride, kTileK);
+  params.w = weight_map<S>(o, problem);
+  params.e = embedding_map<S>(o, problem);
   params.out = result_map(o.out, problem.rows);
   // Without users every row is one without a user, and no part is read.
   if (o.n_users > 0) params.part = result_map(o.part, o.n_users);
@@ -70,6 +88,40 @@ void run(const LinearCompressionOperands& operands, const LinearCompressionProbl
     launch(linear_compression_sm90<S>, launch_shape<S>(operands, config), stream,
            make_params<S>(operands, problem, config));
   });
+}
+
+template <class S>
+void run_split_kernel(const LinearCompressionOperands& candidates,
+                      const LinearCompressionProblem& problem,
+                      const LinearCompressionOperands* users,
+                      const LinearCompressionProblem& user_problem,
+                      const LinearCompressionSplit& config, cudaStream_t stream) {
+  const auto side = [](const LinearCompressionOperands& o, const LinearCompressionProblem& p) {
+    return SplitParams::Side{weight_map<S>(o, p), embedding_map<S>(o, p),
+                             static_cast<int32_t>((p.K + kTileK - 1) / kTileK)};
+  };
+  SplitParams params{};
+  params.candidates = side(candidates, problem);
+  if (users != nullptr) params.users = side(*users, user_problem);
+  params.cand_to_user = candidates.cand_to_user;
+  params.bias = candidates.bias;
+  params.out = candidates.out;
+  params.preact = candidates.preact;
+  params.n_users = static_cast<int32_t>(candidates.n_users);
+  params.M = static_cast<int32_t>(problem.M);
+  params.N = static_cast<int32_t>(problem.N);
+  params.m_tiles = config.m_tiles;
+  params.units = config.units;
+  params.units_per_row = config.units_per_row;
+  params.activation = candidates.activation;
+  LaunchShape shape{static_cast<unsigned>(config.clusters * kSplit),
+                    LinearCompressionKernel::kThreads};
+  shape.shared_bytes =
+      static_cast<int>(sizeof(SplitShared<S>)) + LinearCompressionKernel::kAlignmentBytes;
+  static_assert(sizeof(SplitShared<S>) + LinearCompressionKernel::kAlignmentBytes <=
+                S::kConfig.shared_bytes());
+  shape.cluster = kSplit;
+  launch(linear_compression_split_sm90<S>, shape, stream, params);
 }
 
 }  // namespace ikbo::linear_compression

@@ -1,0 +1,71 @@
+// What the linear compression kernels share: a consumer's tile of 64 columns by kTileM rows of W.
+#pragma once
+
+#include <cstdint>
+
+#include "config/linear_compression.h"
+#include "hopper/fragments.cuh"
+#include "hopper/pipeline.cuh"
+#include "hopper/swizzle.cuh"
+#include "hopper/warp_group.cuh"
+#include "hopper/wgmma.cuh"
+
+namespace ikbo::linear_compression {
+
+inline constexpr int kTileK = LinearCompressionKernel::kTileK;
+inline constexpr int kUnitColumns = LinearCompressionKernel::kUnitColumns;
+inline constexpr int kConsumers = LinearCompressionKernel::kConsumers;
+inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
+inline constexpr int32_t kPaddingUser = -1;
+
+// One of kLinearCompressionKernels for one element type.
+template <class T_, int kKernel>
+struct Shape {
+  using T = T_;
+  static constexpr LinearCompressionKernel kConfig = kLinearCompressionKernels[kKernel];
+  static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kStaging = kConfig.staging_buffers;
+  using RingW = hopper::Pipeline<kConfig.w_stages, kConsumers>;
+  using RingE = hopper::Pipeline<kConfig.e_stages, 1>;
+};
+
+struct Unit {
+  int32_t row;
+  int32_t first_n;
+};
+__device__ inline Unit unit_at(int32_t index, int32_t units_per_row) {
+  return {index / units_per_row, index % units_per_row * kUnitColumns};
+}
+
+template <class S>
+using Sums = float[S::kTileM / 2];
+
+// One K block: reads the slots, adds to the sums. `add` false starts them.
+template <class S>
+__device__ inline void multiply(Sums<S>& sums, uint64_t e, uint64_t w, bool add) {
+  using Product = hopper::Wgmma<typename S::T, S::kTileM, hopper::Major::kMn, hopper::Major::kK>;
+#pragma unroll
+  for (int k = 0; k < kTileK / 16; ++k) {
+    Product::multiply(sums, e + k * hopper::kDescriptorStep<hopper::Major::kMn>,
+                      w + k * hopper::kDescriptorStep<hopper::Major::kK>, add || k > 0);
+  }
+}
+
+// A lane's 16-bit results, or its share of the part: pair i is sums 2i and 2i + 1, one column and
+// two neighbouring rows of W.
+template <class S>
+using Pairs = uint32_t[S::kTileM / 4];
+
+// Where a lane's pairs are in a staging buffer, for ldmatrix and stmatrix. The buffer has a row of
+// 64 columns (128 bytes, swizzled) for each row of W. Lane l of warp w holds, of the sums, rows 16w
+// + l/4 (+ 8) of the 64 columns and 2(l % 4) (+ 1) of each 8 rows of W. Transposed, that is four 8
+// x 8 tiles of the buffer for each 16 rows of W: both halves of the warp's columns, then 8 rows
+// further. So a warp reads and writes columns of its own.
+template <class T>
+__device__ inline char* staging_of_lane(T* staging) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % kGroupThreads / 32;
+  const uint32_t byte = (warp * 16 + lane / 8 % 2 * 8) * sizeof(T);
+  return reinterpret_cast<char*>(staging) + hopper::swizzle_128(lane / 16 * 8 + lane % 8, byte);
+}
+
+}  // namespace ikbo::linear_compression
