@@ -91,8 +91,9 @@ def test_sizes(sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize(
-    ("B", "ratio"), [(1024, 70), (512, 70), (2048, 70), (3072, 70), (1024, 2), (1024, 10), (1024, 1000),
-                     (64, 8), (8, 8), (1, 1)],
+    ("B", "ratio"),
+    [(1024, 70), (512, 70), (2048, 70), (3072, 70), (1024, 2), (1024, 10), (1024, 1000),
+     (64, 8), (8, 8), (1, 1)],
 )  # fmt: skip
 def test_benchmark_cases(B: int, ratio: int, shuffled: bool, dtype: torch.dtype) -> None:
     args = problem(B, -(-B // ratio), 433, 256, 1178, 866, dtype=dtype)
