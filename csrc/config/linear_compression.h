@@ -203,10 +203,12 @@ constexpr LinearCompressionConfig linear_compression_config_of(
   return config;
 }
 
-// Few candidates: one launch, K of both sides split over a cluster (split_sm90.cuh).
-struct LinearCompressionSplit {
-  static constexpr int kCtas = 4;  // of a cluster
+// Few candidates: one launch, K of both sides split over the CTAs of a cluster (split_sm90.cuh), by
+// kernel. Clusters of four fit only 30 times on 132 SMs.
+inline constexpr int kLinearCompressionSplitCtas[] = {3, 2, 4};
+static_assert(std::size(kLinearCompressionSplitCtas) == kLinearCompressionKernelCount);
 
+struct LinearCompressionSplit {
   int kernel;  // index in kLinearCompressionKernels, whose tile it has
   int32_t m_tiles, units, units_per_row;
   int32_t clusters;

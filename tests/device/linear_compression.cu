@@ -70,7 +70,8 @@ IKBO_TEST_ENTRY ikbo_test_linear_compression_split(
     const auto config = linear_compression_split_of(static_cast<int>(kernel), problem);
     linear_compression::for_each_kernel<__nv_bfloat16>([&]<class S>(int index) {
       if (index != config.kernel) return;
-      linear_compression::run_split_kernel<S>(c, problem, &u, users, config, stream);
+      using Split = linear_compression::SplitShape<typename S::T, S::kIndex>;
+      linear_compression::run_split_kernel<Split>(c, problem, &u, users, config, stream);
     });
   });
 }
