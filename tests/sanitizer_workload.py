@@ -22,8 +22,25 @@ def concat_linear(B: int, U: int, N: int, Kc: int, Ku: int, activation: str) -> 
     torch.ops.ikbo.concat_linear_add(x_cand, w_cand, part, bias, users)
 
 
+def linear_compression(B: int, U: int, M: int, N: int, Kc: int, Ku: int, activation: str) -> None:
+    """Weights with odd row strides are packed first."""
+    e_cand, e_user, w_cand, w_user, bias = (
+        torch.randn(*sizes, dtype=torch.bfloat16, device="cuda")
+        for sizes in ((B, Kc, N), (U, Ku, N), (M, Kc), (M, Ku), (M,))
+    )
+    users = torch.randint(-1, U + 1, (B,), dtype=torch.int32, device="cuda")
+    torch.ops.ikbo.linear_compression_fwd(
+        e_cand, e_user, w_cand, w_user, bias, users, activation=activation
+    )
+    part = torch.randn(U, M, N, device="cuda")
+    torch.ops.ikbo.linear_compression_add(e_cand, w_cand, part, bias, users)
+
+
 def main() -> None:
     with ikbo.strict():
+        linear_compression(9, 2, 65, 72, 77, 9, "gelu")
+        linear_compression(150, 7, 128, 64, 70, 130, "none")
+        linear_compression(700, 7, 433, 64, 70, 66, "silu")
         concat_linear(33, 3, 72, 77, 1100, "gelu")
         concat_linear(2354, 40, 800, 57, 41, "silu")
         concat_linear(13567, 2000, 136, 9, 17, "relu2")
