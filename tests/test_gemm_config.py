@@ -232,12 +232,12 @@ def test_large_cubes_get_pairs_of_large_tiles(size: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "name"),
     [
-        ((2048, 2048, 2048, 1), "128x256x64_cooperative_cluster1"),  # 128 tiles: one wave
+        ((8192, 8192, 8192, 1), "128x256x64_cooperative_cluster2"),
+        ((4224, 1024, 4096, 1), "128x256x64_cooperative_cluster1"),  # 33 x 4 tiles: one wave
         ((8192, 768, 3072, 1), "128x128x64_ping_pong_cluster1"),  # 2.9 waves; 128x256 has 1.45
         ((384, 4096, 4096, 1), "128x128x64_ping_pong_cluster1"),
         ((64, 4096, 4096, 1), "64x128x64_ping_pong_cluster1"),
         ((11264, 384, 4096, 1), "256x128x64_cooperative_cluster2"),  # 1.5 tiles of 256
-        ((8192, 384, 4096, 1), "256x128x64_cooperative_cluster1"),  # 96 tiles: one wave
     ],
 )
 def test_each_kernel_has_its_problems(shape: tuple[int, int, int, int], name: str) -> None:
