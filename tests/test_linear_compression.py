@@ -256,9 +256,10 @@ def test_python_functions_take_maps_and_out() -> None:
 
 def _train(
     name: str, args: tuple[Any, ...], recompute: bool, *, compile: bool = False
-) -> tuple[list[Tensor], list[torch.Size]]:
-    """The result and the gradients, and the shapes of what the forward kept for the backward."""
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The result and the gradients; and of what the forward kept, all in the result's shape."""
     function = getattr(ikbo, name)
+    *floating, users = _join_inputs(name, args)
 
     def forward(*floating: Tensor) -> Tensor:
         return function(*floating, users, args[8], recompute=recompute)
@@ -266,33 +267,60 @@ def _train(
     if compile:
         torch._dynamo.reset()
         forward = torch.compile(forward, fullgraph=True, backend="aot_eager")
-    if name.endswith("_add"):
-        part = args[3] @ args[1] if args[1].dim() == 3 else args[1] @ args[3].T
-        floating, users = [args[0], args[2], part, args[4]], args[5]
-    else:
-        floating, users = list(args[:5]), args[5]
     inputs = [x.detach().requires_grad_() for x in floating]
-    kept: list[torch.Size] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         out = forward(*inputs)
-    return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)], kept
+    grads = torch.autograd.grad(out.float().square().sum(), inputs)
+    return [out.detach(), *grads], [t for t in kept if t.shape == out.shape]
+
+
+def _join_inputs(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The tensors among NAME's arguments; of NAME_add, made from those of NAME."""
+    if not name.endswith("_add"):
+        return args[:6]
+    x_cand, x_user, w_cand, w_user, bias, users = args[:6]
+    part = w_user @ x_user if x_user.dim() == 3 else x_user @ w_user.T
+    return x_cand, w_cand, part, bias, users
+
+
+def _check_recompute(name: str, activation: str, device: str, *, compile: bool = False) -> None:
+    make = FAMILIES[name.removesuffix("_add")][0]
+    args = make(device, torch.bfloat16, activation=activation)
+    fwd = getattr(torch.ops.ikbo, f"{name}_fwd")
+    out, preact = fwd(*_join_inputs(name, args), None, None, activation)
+    keeps_out = activation in ("relu", "sigmoid")
+    needed = [out] if keeps_out else [preact] if activation != "none" else []
+    plain, kept = _train(name, args, False, compile=compile)
+    assert _equal(kept, needed)
+    ours, kept = _train(name, args, True, compile=compile)
+    assert _equal(kept, needed if keeps_out else [])
+    assert _equal(ours, plain)
+
+
+def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
+
+
+every_join = pytest.mark.parametrize("name", [f + end for f in FAMILIES for end in ("", "_add")])
 
 
 @every_device
-@pytest.mark.parametrize("name", [f + suffix for f in FAMILIES for suffix in ("", "_add")])
+@every_join
 @pytest.mark.parametrize("activation", definitions.ACTIVATIONS)
-@pytest.mark.parametrize("compile", [False, True])
-def test_recompute_keeps_no_preactivation(
-    name: str, activation: str, compile: bool, device: str
-) -> None:
-    make = FAMILIES[name.removesuffix("_add")][0]
-    args = make(device, torch.bfloat16, activation=activation)
-    plain, kept_plain = _train(name, args, False, compile=compile)
-    ours, kept = _train(name, args, True, compile=compile)
-    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
-    preact = plain[0].shape
-    assert (preact in kept_plain) == (activation != "none")
-    assert (preact in kept) == (activation in ("relu", "sigmoid"))  # these keep the result itself
+def test_recompute_keeps_no_preactivation(name: str, activation: str, device: str) -> None:
+    _check_recompute(name, activation, device)
+
+
+@every_join
+@pytest.mark.parametrize("activation", definitions.ACTIVATIONS)
+def test_recompute_keeps_no_preactivation_when_compiled(name: str, activation: str) -> None:
+    _check_recompute(name, activation, "cpu", compile=True)
+
+
+@pytest.mark.gpu
+def test_recompute_keeps_no_preactivation_when_compiled_for_a_gpu() -> None:
+    _check_recompute("linear_compression", "silu", "cuda", compile=True)
 
 
 @every_family
@@ -300,7 +328,7 @@ def test_recompute_under_autocast_and_in_inference(name: str) -> None:
     args = FAMILIES[name][0]("cpu", torch.float32, activation="silu")
     with torch.autocast("cpu", torch.bfloat16):
         plain, ours = (_train(name, args, recompute)[0] for recompute in (False, True))
-    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+    assert _equal(ours, plain)
     function, want = getattr(ikbo, name), _call(name, args)
     assert torch.equal(function(*args[:6], "silu", recompute=True), want)
     out = torch.empty_like(want)

@@ -33,6 +33,7 @@ struct ColumnSchedule {
         full_rounds(units / (workers * consumers)),
         leftover(units % (workers * consumers)) {}
 
+  // Never more for a later worker or consumer than for an earlier one.
   constexpr int32_t tiles(int32_t worker, int32_t consumer) const {
     return full_rounds + (consumer * workers + worker < leftover ? 1 : 0);
   }
@@ -56,16 +57,6 @@ struct ColumnSchedule {
     int32_t last = 0;
     for (int32_t c = 0; c < consumers; ++c) last = std::max(last, end_step(worker, c));
     return last;
-  }
-
-  // Tiles of the worker that end before this one does; of those that end together the lower
-  // consumers' first.
-  constexpr int32_t tiles_before(int32_t worker, int32_t consumer, int32_t tile) const {
-    int32_t before = 0;
-    for (int32_t c = 0; c < consumers; ++c) {
-      before += std::min(tiles(worker, c), tile + (c < consumer ? 1 : 0));
-    }
-    return before;
   }
 };
 

@@ -94,41 +94,53 @@ struct LinearCompressionConfig {
 
 namespace linear_compression_model {
 
-inline constexpr double kFlopsPerClock = 4096;      // dense 16-bit, of an SM
-inline constexpr double kL2BytesPerClock = 46;      // into each SM while all of them load
-inline constexpr double kIngestBytesPerClock = 64;  // into one SM at most; out of it likewise
-inline constexpr double kStartClocks = 3000;        // launch, first loads
+// Fitted to the clocks of the slowest CTA on an H200, for results of 433 x 256 and 128 x 64 of 1 to
+// 1024 rows. DRAM isn't in the model: 1024 rows of 128 x 64, whose time it makes, take half as long
+// again.
+inline constexpr double kFlopsPerClock = 4096;  // dense 16-bit, of an SM
+// Into each SM while all of them load: 46 for 1024 candidates, 48 for 512 users.
+inline constexpr double kL2BytesPerClock = 46;
+// Into one SM at most: with 8 CTAs a step of 36 KB took 464 clocks.
+inline constexpr double kIngestBytesPerClock = 80;
+// At least, of a step and of each block of E in it: a step of 16 KB for one consumer took hardly
+// less than one of 36 KB, 420 clocks, and one of 24 KB for two 670.
+inline constexpr double kStepClocks = 170;
+inline constexpr double kBlockOfEClocks = 250;
+// From the sums to memory. Steps apart, a tile of 224 rows took 1500 clocks longer than one of 64.
+inline constexpr double kEpilogueBytesPerClock = 13;
+// Barriers, tensor maps, the first blocks and the end of the last store.
+inline constexpr double kStartClocks = 3700;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Clocks of one K step in which `active` consumers multiply.
-constexpr double step_clocks(const LinearCompressionKernel& kernel, double active, int64_t ctas,
-                             const DeviceLimits& device) {
-  const double products = 2.0 * active * LinearCompressionKernel::kUnitColumns * kernel.tile_m *
-                          LinearCompressionKernel::kTileK / kFlopsPerClock;
+// Clocks of worker 0, which has the most to do.
+constexpr double clocks(const LinearCompressionKernel& kernel, int64_t m_tiles,
+                        const ColumnSchedule& schedule, bool adds_part,
+                        const DeviceLimits& device) {
+  int64_t tiles = 0;
+  for (int c = 0; c < schedule.consumers; ++c) tiles += schedule.tiles(0, c);
+  const int64_t steps = schedule.steps(0), blocks_of_e = tiles * schedule.k_blocks;
+  const int64_t ctas = m_tiles * schedule.workers;
+
+  const double products = 2.0 * LinearCompressionKernel::kUnitColumns *
+                          LinearCompressionKernel::kTileK * kernel.tile_m *
+                          static_cast<double>(blocks_of_e) / kFlopsPerClock;
+  const auto bytes = static_cast<double>(steps * kernel.w_bytes() + blocks_of_e * kernel.e_bytes() +
+                                         (adds_part ? tiles * kernel.staging_bytes() : 0));
+  // Idle SMs leave their share of L2 to others.
   const double rate = std::min(kIngestBytesPerClock,
                                kL2BytesPerClock * device.sm_count /
                                    static_cast<double>(std::min<int64_t>(ctas, device.sm_count)));
-  return std::max(products, (kernel.w_bytes() + active * kernel.e_bytes()) / rate);
-}
+  const double least =
+      kStepClocks * static_cast<double>(steps) + kBlockOfEClocks * static_cast<double>(blocks_of_e);
+  const double loop = std::max({products, bytes / rate, least});
 
-constexpr double clocks(const LinearCompressionKernel& kernel, int64_t m_tiles,
-                        const ColumnSchedule& schedule, const DeviceLimits& device) {
-  const int64_t ctas = m_tiles * schedule.workers;
-  const double round =
-      schedule.k_blocks * step_clocks(kernel, LinearCompressionKernel::kConsumers, ctas, device);
-  const double last =
-      schedule.leftover == 0
-          ? 0
-          : schedule.k_blocks *
-                step_clocks(kernel,
-                            static_cast<double>(ceil_div(schedule.leftover, schedule.workers)),
-                            ctas, device);
-  const double epilogue =
-      kernel.staging_bytes() * LinearCompressionKernel::kConsumers / kIngestBytesPerClock;
+  // All epilogues but the last are hidden for as long as consumers start apart.
+  const double epilogue = kernel.staging_bytes() / kEpilogueBytesPerClock;
+  const double apart = loop / static_cast<double>(steps) * schedule.first_step(1);
+  const double epilogues = epilogue + std::max(0.0, epilogue - apart) * (schedule.tiles(0, 0) - 1);
   // More CTAs than SMs run one after another.
-  return (schedule.full_rounds * round + last + epilogue + kStartClocks) *
-         static_cast<double>(ceil_div(ctas, device.sm_count));
+  return (kStartClocks + loop + epilogues) * static_cast<double>(ceil_div(ctas, device.sm_count));
 }
 
 }  // namespace linear_compression_model
@@ -137,27 +149,32 @@ constexpr double clocks(const LinearCompressionKernel& kernel, int64_t m_tiles,
 constexpr const char* linear_compression_decline_reason(const LinearCompressionProblem& problem,
                                                         const DeviceLimits& device) {
   constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
-  // Neither a unit's index nor that of the next round leaves int32.
-  constexpr int64_t kMaxUnits = int64_t{1} << 30;
+  // So that neither a unit's index nor a CTA's number of steps leaves int32.
+  constexpr int64_t kMaxBlocks = int64_t{1} << 30;
   if (problem.K == 0) return "a product over nothing (K is 0)";
   if (problem.N % 8 != 0) return "N is not a multiple of 8, which TMA needs";
   if (std::max({problem.rows, problem.M, problem.N, problem.K}) > kMaxSize) {
     return "a size of 2^31 or more, which TMA coordinates can't hold";
   }
-  const int64_t units_per_row =
-      linear_compression_model::ceil_div(problem.N, LinearCompressionKernel::kUnitColumns);
-  if (problem.rows != 0 && units_per_row > kMaxUnits / problem.rows) {
-    return "more than 2^30 units of 64 columns";
+  using Kernel = LinearCompressionKernel;
+  const int64_t blocks_per_row =
+      linear_compression_model::ceil_div(problem.N, Kernel::kUnitColumns) *
+      linear_compression_model::ceil_div(problem.K, Kernel::kTileK);
+  if (problem.rows != 0 && blocks_per_row > kMaxBlocks / problem.rows) {
+    return "embeddings of more than 2^30 blocks of 64 x 64";
   }
+  if (device.sm_count < 1) return "a device without SMs";
   for (const LinearCompressionKernel& kernel : kLinearCompressionKernels) {
     if (kernel.shared_bytes() <= device.max_shared_bytes_per_cta) return nullptr;
   }
   return "a device without the shared memory of any kernel";
 }
 
-// The config of one kernel for a problem that has an output and no decline reason.
+// The config of one kernel for a problem that has an output and no decline reason. adds_part: the
+// candidates' product, which adds the users'.
 constexpr LinearCompressionConfig linear_compression_config_of(
-    int index, const LinearCompressionProblem& problem, const DeviceLimits& device) {
+    int index, const LinearCompressionProblem& problem, bool adds_part,
+    const DeviceLimits& device) {
   namespace model = linear_compression_model;
   const LinearCompressionKernel& kernel = kLinearCompressionKernels[index];
   LinearCompressionConfig config{};
@@ -174,7 +191,7 @@ constexpr LinearCompressionConfig linear_compression_config_of(
         static_cast<int32_t>(units), static_cast<int32_t>(workers),
         LinearCompressionKernel::kConsumers,
         static_cast<int32_t>(model::ceil_div(problem.K, LinearCompressionKernel::kTileK))};
-    const double clocks = model::clocks(kernel, config.m_tiles, schedule, device);
+    const double clocks = model::clocks(kernel, config.m_tiles, schedule, adds_part, device);
     if (clocks < config.clocks) {
       config.schedule = schedule;
       config.clocks = clocks;
@@ -186,10 +203,12 @@ constexpr LinearCompressionConfig linear_compression_config_of(
   return config;
 }
 
-// Few candidates: one launch, K of both sides split over a cluster (split_sm90.cuh).
-struct LinearCompressionSplit {
-  static constexpr int kCtas = 4;  // of a cluster
+// Few candidates: one launch, K of both sides split over the CTAs of a cluster (split_sm90.cuh), by
+// kernel. Clusters of four fit only 30 times on 132 SMs.
+inline constexpr int kLinearCompressionSplitCtas[] = {3, 2, 4};
+static_assert(std::size(kLinearCompressionSplitCtas) == kLinearCompressionKernelCount);
 
+struct LinearCompressionSplit {
   int kernel;  // index in kLinearCompressionKernels, whose tile it has
   int32_t m_tiles, units, units_per_row;
   int32_t clusters;
@@ -233,11 +252,11 @@ constexpr std::optional<LinearCompressionPlan> linear_compression_plan(
   double best_clocks = std::numeric_limits<double>::infinity();
   for (int i = 0; i < kLinearCompressionKernelCount; ++i) {
     if (kLinearCompressionKernels[i].shared_bytes() > device.max_shared_bytes_per_cta) continue;
-    LinearCompressionPlan plan{std::nullopt, linear_compression_config_of(i, candidates, device),
-                               0};
+    LinearCompressionPlan plan{
+        std::nullopt, linear_compression_config_of(i, candidates, users.rows > 0, device), 0};
     double clocks = plan.candidates.clocks;
     if (makes_part) {
-      plan.users = linear_compression_config_of(i, users, device);
+      plan.users = linear_compression_config_of(i, users, false, device);
       // Where both fit on the SMs they run side by side.
       const bool together = plan.users->grid() + plan.candidates.grid() <= device.sm_count;
       clocks = together ? std::max(clocks, plan.users->clocks) : clocks + plan.users->clocks;

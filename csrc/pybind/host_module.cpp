@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <iterator>
 #include <optional>
 #include <tuple>
@@ -12,6 +13,7 @@
 #include "config/concat_linear.h"
 #include "config/gemm.h"
 #include "config/group_candidates.h"
+#include "config/linear_compression.h"
 
 namespace py = pybind11;
 
@@ -148,6 +150,91 @@ void bind_concat_linear(py::module_& m) {
       py::arg("B"), py::arg("U"), py::arg("N"), py::arg("Kc"), py::arg("Ku"), py::arg("device"));
 }
 
+void bind_column_schedule(py::module_& m) {
+  using Schedule = ikbo::ColumnSchedule;
+  py::class_<Schedule>(m, "ColumnSchedule")
+      .def(py::init([](int32_t units, int32_t workers, int32_t consumers, int32_t k_blocks) {
+             if (std::min({units, workers, consumers, k_blocks}) < 1) {
+               throw py::value_error("a schedule of nothing, or for nobody");
+             }
+             return Schedule(units, workers, consumers, k_blocks);
+           }),
+           py::arg("units"), py::arg("workers"), py::arg("consumers"), py::arg("k_blocks"))
+      .def_readonly("units", &Schedule::units)
+      .def_readonly("workers", &Schedule::workers)
+      .def_readonly("consumers", &Schedule::consumers)
+      .def_readonly("k_blocks", &Schedule::k_blocks)
+      .def_readonly("full_rounds", &Schedule::full_rounds)
+      .def_readonly("leftover", &Schedule::leftover)
+      .def("tiles", &Schedule::tiles, py::arg("worker"), py::arg("consumer"))
+      .def("unit", &Schedule::unit, py::arg("worker"), py::arg("consumer"), py::arg("tile"))
+      .def("first_step", &Schedule::first_step, py::arg("consumer"))
+      .def("end_step", &Schedule::end_step, py::arg("worker"), py::arg("consumer"))
+      .def("steps", &Schedule::steps, py::arg("worker"));
+}
+
+void bind_linear_compression(py::module_& m) {
+  using Kernel = ikbo::LinearCompressionKernel;
+  using Config = ikbo::LinearCompressionConfig;
+  using Plan = ikbo::LinearCompressionPlan;
+  py::class_<Kernel>(m, "LinearCompressionKernel")
+      .def_readonly("tile_m", &Kernel::tile_m)
+      .def_readonly("w_stages", &Kernel::w_stages)
+      .def_readonly("e_stages", &Kernel::e_stages)
+      .def_readonly("staging_buffers", &Kernel::staging_buffers)
+      .def_property_readonly("sums", &Kernel::sums)
+      .def_property_readonly("shared_bytes", &Kernel::shared_bytes)
+      .def("__repr__", [](const Kernel& kernel) { return ikbo::name(kernel); });
+  py::class_<Config>(m, "LinearCompressionConfig")
+      .def_property_readonly(
+          "kernel",
+          [](const Config& config) { return ikbo::kLinearCompressionKernels[config.kernel]; })
+      .def_property_readonly("grid", &Config::grid)
+      .def_readonly("m_tiles", &Config::m_tiles)
+      .def_readonly("units_per_row", &Config::units_per_row)
+      .def_readonly("schedule", &Config::schedule)
+      .def_readonly("clocks", &Config::clocks)
+      .def_readonly("utilisation", &Config::utilisation)
+      .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
+  py::class_<Plan>(m, "LinearCompressionPlan")
+      .def_readonly("users", &Plan::users)
+      .def_readonly("candidates", &Plan::candidates)
+      .def("__repr__", [](const Plan& plan) { return ikbo::to_json(plan); });
+  m.def("linear_compression_kernels", [] {
+    return std::vector<Kernel>(std::begin(ikbo::kLinearCompressionKernels),
+                               std::end(ikbo::kLinearCompressionKernels));
+  });
+  m.def(
+      "linear_compression_config_of",
+      [](int kernel, int64_t rows, int64_t M, int64_t N, int64_t K, bool adds_part,
+         const ikbo::DeviceLimits& device) {
+        if (kernel < 0 || kernel >= ikbo::kLinearCompressionKernelCount) {
+          throw py::index_error("no such kernel");
+        }
+        if (std::min({rows, M, N}) < 1 ||
+            ikbo::linear_compression_decline_reason({rows, M, N, K}, device) != nullptr) {
+          throw py::value_error("a problem without an output, or one that is declined");
+        }
+        return ikbo::linear_compression_config_of(kernel, {rows, M, N, K}, adds_part, device);
+      },
+      py::arg("kernel"), py::arg("rows"), py::arg("M"), py::arg("N"), py::arg("K"),
+      py::arg("adds_part"), py::arg("device"));
+  m.def(
+      "linear_compression_plan",
+      [](int64_t B, int64_t U, int64_t M, int64_t N, int64_t Kc, int64_t Ku,
+         const ikbo::DeviceLimits& device) {
+        return ikbo::linear_compression_plan({B, M, N, Kc}, {U, M, N, Ku}, device);
+      },
+      py::arg("B"), py::arg("U"), py::arg("M"), py::arg("N"), py::arg("Kc"), py::arg("Ku"),
+      py::arg("device"));
+  m.def(
+      "linear_compression_decline_reason",
+      [](int64_t rows, int64_t M, int64_t N, int64_t K, const ikbo::DeviceLimits& device) {
+        return ikbo::linear_compression_decline_reason({rows, M, N, K}, device);
+      },
+      py::arg("rows"), py::arg("M"), py::arg("N"), py::arg("K"), py::arg("device"));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
@@ -155,6 +242,8 @@ PYBIND11_MODULE(_host, m) {
   bind_tile_order(m);
   bind_gemm(m);
   bind_concat_linear(m);
+  bind_column_schedule(m);
+  bind_linear_compression(m);
   using Config = ikbo::GroupCandidatesConfig;
   py::class_<Config>(m, "GroupCandidatesConfig")
       .def_readonly("passes", &Config::passes)

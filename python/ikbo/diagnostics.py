@@ -85,7 +85,8 @@ def warmup(device: torch.device | str | int | None = None) -> None:
 def sm_limit(sms: int) -> Iterator[None]:
     """Within this context, persistent kernels fill at most ``sms`` SMs (process-wide).
 
-    Leaves room for work on other streams. Results don't depend on it.
+    Leaves room for work on other streams. Results don't depend on it, but for the order of sums in
+    linear_compression.
 
     Raises:
         ValueError: ``sms`` is below 1.

@@ -32,7 +32,8 @@ IKBO_TEST_ENTRY ikbo_test_linear_compression(const void* w, int64_t w_stride, co
     constexpr int kMaxSharedBytes = 227 * 1024;
     const LinearCompressionProblem problem{rows, M, N, K};
     const DeviceLimits device{static_cast<int>(sms), 50 << 20, kMaxSharedBytes};
-    const auto config = linear_compression_config_of(static_cast<int>(kernel), problem, device);
+    const auto config = linear_compression_config_of(static_cast<int>(kernel), problem,
+                                                     cand_to_user != nullptr, device);
     LinearCompressionOperands o{ElementType::kBfloat16, w, w_stride, e, N, K * N, out};
     o.part = part;
     o.part_is_under_way = part_is_under_way;
@@ -69,7 +70,8 @@ IKBO_TEST_ENTRY ikbo_test_linear_compression_split(
     const auto config = linear_compression_split_of(static_cast<int>(kernel), problem);
     linear_compression::for_each_kernel<__nv_bfloat16>([&]<class S>(int index) {
       if (index != config.kernel) return;
-      linear_compression::run_split_kernel<S>(c, problem, &u, users, config, stream);
+      using Split = linear_compression::SplitShape<typename S::T, S::kIndex>;
+      linear_compression::run_split_kernel<Split>(c, problem, &u, users, config, stream);
     });
   });
 }

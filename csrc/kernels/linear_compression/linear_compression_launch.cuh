@@ -114,13 +114,13 @@ void run_split_kernel(const LinearCompressionOperands& candidates,
   params.units = config.units;
   params.units_per_row = config.units_per_row;
   params.activation = candidates.activation;
-  LaunchShape shape{static_cast<unsigned>(config.clusters * kSplit),
+  LaunchShape shape{static_cast<unsigned>(config.clusters * S::kCtas),
                     LinearCompressionKernel::kThreads};
   shape.shared_bytes =
       static_cast<int>(sizeof(SplitShared<S>)) + LinearCompressionKernel::kAlignmentBytes;
   static_assert(sizeof(SplitShared<S>) + LinearCompressionKernel::kAlignmentBytes <=
                 S::kConfig.shared_bytes());
-  shape.cluster = kSplit;
+  shape.cluster = S::kCtas;
   launch(linear_compression_split_sm90<S>, shape, stream, params);
 }
 

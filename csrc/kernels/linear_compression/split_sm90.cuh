@@ -4,7 +4,7 @@
 //   out[b] = act([W_cand W_user] @ [E_cand[b]; E_user[u(b)]] + bias[:, None])
 //
 // With few candidates nothing fills the GPU, and a CTA's time is the time its operands take to come
-// in. So all SMs take a share: each CTA of a cluster of kSplit multiplies its blocks of K, as
+// in. So all SMs take a share: each CTA of a cluster multiplies its blocks of K, as
 // linear_compression_sm90.cuh does (two consumers, 64 columns each, by kTileM rows of W). Then each
 // sends its sums of 16 rows of W at a time to the CTA that they belong to, through distributed
 // shared memory, where they are added in the order of the CTAs, finished and stored.
@@ -24,17 +24,22 @@
 
 namespace ikbo::linear_compression {
 
-inline constexpr int kSplit = LinearCompressionSplit::kCtas;
 inline constexpr int kRowBlock = 16;  // rows of W that are sent and finished at a time
 
-// Of the tile's blocks of 16 rows, the first that a CTA of the cluster finishes; of kSplit, the
-// end.
-template <int kTileM>
-__host__ __device__ constexpr int first_row_block(int rank) {
-  return (rank * (kTileM / kRowBlock) + kSplit - 1) / kSplit;
-}
-template <int kTileM>
-inline constexpr int kMaxRowBlocks = (kTileM / kRowBlock + kSplit - 1) / kSplit;
+// A kernel of the table whose K is split over a cluster.
+template <class T, int kKernel>
+struct SplitShape : Shape<T, kKernel> {
+  using Base = Shape<T, kKernel>;
+  static constexpr int kCtas = kLinearCompressionSplitCtas[kKernel];
+  static constexpr int kRowBlocks = Base::kTileM / kRowBlock;
+  static constexpr int kMaxRowBlocks = (kRowBlocks + kCtas - 1) / kCtas;
+
+  // Of the tile's blocks of 16 rows, the first that a CTA of the cluster finishes; of kCtas, the
+  // end.
+  __host__ __device__ static constexpr int first_row_block(int rank) {
+    return (rank * kRowBlocks + kCtas - 1) / kCtas;
+  }
+};
 
 template <class S>
 struct alignas(hopper::kSwizzleAtomBytes) SplitShared {
@@ -45,9 +50,9 @@ struct alignas(hopper::kSwizzleAtomBytes) SplitShared {
   };
   struct Results {
     // Of each CTA of the cluster, each block of rows, the eight sums of each thread.
-    float4 sums[kSplit][kConsumers][kMaxRowBlocks<S::kTileM>][2][kGroupThreads];
+    float4 sums[S::kCtas][kConsumers][S::kMaxRowBlocks][2][kGroupThreads];
     alignas(hopper::kSwizzleAtomBytes)
-        T staging[kConsumers][2][kMaxRowBlocks<S::kTileM> * kRowBlock * kUnitColumns];
+        T staging[kConsumers][2][S::kMaxRowBlocks * kRowBlock * kUnitColumns];
   };
   union {
     Operands operands;
@@ -92,7 +97,7 @@ __device__ inline SplitPlace split_place(const SplitParams& params) {
   const auto cluster = static_cast<int32_t>(hopper::cluster_index());
   const int32_t blocks = params.candidates.k_blocks + params.users.k_blocks;
   return {rank, cluster % params.m_tiles * S::kTileM, cluster / params.m_tiles * kConsumers,
-          rank * blocks / kSplit, (rank + 1) * blocks / kSplit};
+          rank * blocks / S::kCtas, (rank + 1) * blocks / S::kCtas};
 }
 
 // ---- loads -------------------------------------------------------------------------------------
@@ -181,12 +186,11 @@ __device__ inline void send_sums(SplitShared<S>& shared, const SplitPlace& place
                                  const Sums<S>& sums) {
   const int thread = threadIdx.x % kGroupThreads;
 #pragma unroll
-  for (int owner = 0; owner < kSplit; ++owner) {
-    constexpr int kTileM = S::kTileM;
-    const int first = first_row_block<kTileM>(owner);
+  for (int owner = 0; owner < S::kCtas; ++owner) {
+    const int first = S::first_row_block(owner);
     auto& places = shared.results.sums[place.rank][consumer];
 #pragma unroll
-    for (int block = first; block < first_row_block<kTileM>(owner + 1); ++block) {
+    for (int block = first; block < S::first_row_block(owner + 1); ++block) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float* const s = &sums[8 * block + 4 * half];
@@ -203,8 +207,8 @@ __device__ inline void finish_split(SplitShared<S>& shared, const SplitParams& p
                                     const SplitPlace& place, int consumer) {
   using T = typename S::T;
   const int thread = threadIdx.x % kGroupThreads;
-  const int first = first_row_block<S::kTileM>(place.rank);
-  const int blocks = first_row_block<S::kTileM>(place.rank + 1) - first;
+  const int first = S::first_row_block(place.rank);
+  const int blocks = S::first_row_block(place.rank + 1) - first;
   const int32_t first_m = place.first_m + first * kRowBlock;
   const Unit unit = unit_at(place.first_unit + consumer, params.units_per_row);
   const int32_t user = params.cand_to_user[unit.row];
@@ -221,7 +225,7 @@ __device__ inline void finish_split(SplitShared<S>& shared, const SplitParams& p
     for (int block = 0; block < blocks; ++block) {
       float sums[8] = {};
 #pragma unroll
-      for (int cta = 0; cta < kSplit; ++cta) {
+      for (int cta = 0; cta < S::kCtas; ++cta) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float4 sent = shared.results.sums[cta][consumer][block][half][thread];

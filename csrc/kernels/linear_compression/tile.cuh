@@ -22,6 +22,7 @@ inline constexpr int32_t kPaddingUser = -1;
 template <class T_, int kKernel>
 struct Shape {
   using T = T_;
+  static constexpr int kIndex = kKernel;
   static constexpr LinearCompressionKernel kConfig = kLinearCompressionKernels[kKernel];
   static constexpr int kTileM = kConfig.tile_m;
   static constexpr int kStaging = kConfig.staging_buffers;

@@ -49,8 +49,9 @@ def concat_linear(
             torch.utils.checkpoint, an input changed in place in between isn't noticed.
 
     Returns:
-        ``[B, N]`` in the inputs' dtype. Sums are kept in float32 (float64 for float64) and
-        rounded once. A padding row is zero, an out-of-range row NaN.
+        ``[B, N]`` in the inputs' dtype. Sums are kept in float32 (float64 for float64) and the
+        result is rounded once; on Hopper kernels the users' product is rounded to the inputs' dtype
+        before it joins. A padding row is zero, an out-of-range row NaN.
 
     Raises:
         RuntimeError: shapes, dtypes or devices don't agree; names both sides.

@@ -49,8 +49,9 @@ def linear_compression(
             torch.utils.checkpoint, an input changed in place in between isn't noticed.
 
     Returns:
-        ``[B, M, N]`` in the inputs' dtype. Sums are kept in float32 (float64 for float64) and
-        rounded once. A padding row is zero, an out-of-range row NaN.
+        ``[B, M, N]`` in the inputs' dtype. Sums are kept in float32 (float64 for float64) and the
+        result is rounded once; on Hopper kernels the users' product is rounded to the inputs' dtype
+        before it joins. A padding row is zero, an out-of-range row NaN.
 
     Raises:
         RuntimeError: shapes, dtypes or devices don't agree; names both sides.
@@ -79,7 +80,8 @@ def linear_compression_add(
     Args:
         e_cand: ``[B, Kc, N]``.
         w_cand: ``[M, Kc]``.
-        user_part: ``[U, M, N]`` in the dtype of e_cand or float32.
+        user_part: ``[U, M, N]`` in the dtype of e_cand or float32, which Hopper kernels round
+            to it.
         bias: ``[M]`` or None.
         cand_to_user: a :class:`CandidateMap`, or int32/int64 ``[B]``.
         activation: none, relu, relu2, silu, gelu, gelu_tanh or sigmoid.
