@@ -113,6 +113,17 @@ inline constexpr double kStartClocks = 3700;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+constexpr int64_t m_tiles(const LinearCompressionKernel& kernel,
+                          const LinearCompressionProblem& problem) {
+  return ceil_div(problem.M, kernel.tile_m);
+}
+constexpr int64_t units_per_row(const LinearCompressionProblem& problem) {
+  return ceil_div(problem.N, LinearCompressionKernel::kUnitColumns);
+}
+constexpr int64_t k_blocks(const LinearCompressionProblem& problem) {
+  return ceil_div(problem.K, LinearCompressionKernel::kTileK);
+}
+
 // Clocks of worker 0, which has the most to do.
 constexpr double clocks(const LinearCompressionKernel& kernel, int64_t m_tiles,
                         const ColumnSchedule& schedule, bool adds_part,
@@ -156,10 +167,8 @@ constexpr const char* linear_compression_decline_reason(const LinearCompressionP
   if (std::max({problem.rows, problem.M, problem.N, problem.K}) > kMaxSize) {
     return "a size of 2^31 or more, which TMA coordinates can't hold";
   }
-  using Kernel = LinearCompressionKernel;
-  const int64_t blocks_per_row =
-      linear_compression_model::ceil_div(problem.N, Kernel::kUnitColumns) *
-      linear_compression_model::ceil_div(problem.K, Kernel::kTileK);
+  const int64_t blocks_per_row = linear_compression_model::units_per_row(problem) *
+                                 linear_compression_model::k_blocks(problem);
   if (problem.rows != 0 && blocks_per_row > kMaxBlocks / problem.rows) {
     return "embeddings of more than 2^30 blocks of 64 x 64";
   }
@@ -179,18 +188,16 @@ constexpr LinearCompressionConfig linear_compression_config_of(
   const LinearCompressionKernel& kernel = kLinearCompressionKernels[index];
   LinearCompressionConfig config{};
   config.kernel = index;
-  config.m_tiles = static_cast<int32_t>(model::ceil_div(problem.M, kernel.tile_m));
-  config.units_per_row =
-      static_cast<int32_t>(model::ceil_div(problem.N, LinearCompressionKernel::kUnitColumns));
+  config.m_tiles = static_cast<int32_t>(model::m_tiles(kernel, problem));
+  config.units_per_row = static_cast<int32_t>(model::units_per_row(problem));
   const int64_t units = problem.rows * config.units_per_row;
   config.clocks = std::numeric_limits<double>::infinity();
   // Workers that fill the SMs once; where W's tiles divide them badly, two or three times.
   for (int64_t fills = 1; fills <= 3; ++fills) {
     const int64_t workers = std::clamp<int64_t>(fills * device.sm_count / config.m_tiles, 1, units);
-    const ColumnSchedule schedule{
-        static_cast<int32_t>(units), static_cast<int32_t>(workers),
-        LinearCompressionKernel::kConsumers,
-        static_cast<int32_t>(model::ceil_div(problem.K, LinearCompressionKernel::kTileK))};
+    const ColumnSchedule schedule{static_cast<int32_t>(units), static_cast<int32_t>(workers),
+                                  LinearCompressionKernel::kConsumers,
+                                  static_cast<int32_t>(model::k_blocks(problem))};
     const double clocks = model::clocks(kernel, config.m_tiles, schedule, adds_part, device);
     if (clocks < config.clocks) {
       config.schedule = schedule;
@@ -212,7 +219,6 @@ struct LinearCompressionSplit {
   int kernel;  // index in kLinearCompressionKernels, whose tile it has
   int32_t m_tiles, units, units_per_row;
   int32_t clusters;
-  double clocks;  // estimated
 };
 
 constexpr LinearCompressionSplit linear_compression_split_of(
@@ -221,9 +227,8 @@ constexpr LinearCompressionSplit linear_compression_split_of(
   const LinearCompressionKernel& kernel = kLinearCompressionKernels[index];
   LinearCompressionSplit split{};
   split.kernel = index;
-  split.m_tiles = static_cast<int32_t>(model::ceil_div(problem.M, kernel.tile_m));
-  split.units_per_row =
-      static_cast<int32_t>(model::ceil_div(problem.N, LinearCompressionKernel::kUnitColumns));
+  split.m_tiles = static_cast<int32_t>(model::m_tiles(kernel, problem));
+  split.units_per_row = static_cast<int32_t>(model::units_per_row(problem));
   split.units = static_cast<int32_t>(problem.rows) * split.units_per_row;
   split.clusters = static_cast<int32_t>(
       split.m_tiles * model::ceil_div(split.units, LinearCompressionKernel::kConsumers));

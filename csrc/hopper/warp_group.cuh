@@ -40,6 +40,11 @@ __device__ inline void give_registers() {
 
 // Named barriers: each kernel numbers its own in an enum class from 1 (0 is __syncthreads).
 // `threads` counts all who take part: those that wait and those that only arrive.
+// A barrier of several with one name, numbered from it on.
+template <class Name>
+__device__ constexpr Name numbered(Name name, int index) {
+  return static_cast<Name>(static_cast<int>(name) + index);
+}
 template <class Name>
 __device__ inline void barrier_wait(Name name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(name)), "r"(threads) : "memory");

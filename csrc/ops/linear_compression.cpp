@@ -184,11 +184,7 @@ void run_kernels(OpPaths& paths, const Operands& in, const Problem& p, const Ten
 void compute(OpPaths& paths, const Operands& in, const Problem& p, const Tensor& out,
              const OptTensor& preact) {
   if (out.numel() == 0) return;
-  if (!in.e_cand.is_cuda()) {
-    paths.cpu();
-  } else if (const char* reason = decline_reason(in, p, out)) {
-    paths.reference(reason);
-  } else {
+  if (paths.takes_kernel(in.e_cand.is_cuda(), decline_reason(in, p, out))) {
     return run_kernels(paths, in, p, out, preact);
   }
   const Tensor part =

@@ -109,6 +109,15 @@ void OpPaths::reference(const char* reason) {
   (new PathSite(op_, PathSite::Kind::kReference, "reference", reason))->hit();
 }
 
+bool OpPaths::takes_kernel(bool is_cuda, const char* reason) {
+  if (!is_cuda) {
+    cpu_.hit();
+  } else if (reason != nullptr) {
+    reference(reason);
+  }
+  return is_cuda && reason == nullptr;
+}
+
 std::string counters_json() {
   std::ostringstream json;
   json << "[";

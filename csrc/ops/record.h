@@ -59,15 +59,18 @@ class OpPaths {
  public:
   explicit OpPaths(const char* op);
 
-  void cpu() { cpu_.hit(); }
   template <class Config>
   void kernel(const Config& config) {
     kernel_.hit_with(config);
   }
-  // `reason` is a literal; each has a counter and a warning of its own.
-  void reference(const char* reason);
+  // Records the path of a call that kernels don't take, for `reason` (a literal; each has a counter
+  // and a warning of its own) or because its tensors are on the CPU. True where they take it
+  // (reason is null): then kernel() records it.
+  bool takes_kernel(bool is_cuda, const char* reason);
 
  private:
+  void reference(const char* reason);
+
   const char* op_;
   PathSite cpu_, kernel_;
 };

@@ -40,9 +40,6 @@ enum class NamedBarrier {
   kStaging = 3,  // + consumer: its own 128 threads, around its staging buffers
   kStaged = 5,   // + 2 * consumer + buffer: from the consumer to its helper warp (JoinEpilogue)
 };
-__device__ inline NamedBarrier of_consumer(NamedBarrier name, int consumer) {
-  return static_cast<NamedBarrier>(static_cast<int>(name) + consumer);
-}
 
 // One of kGemmKernels for one element type.
 template <class T_, int kKernel>
@@ -202,7 +199,7 @@ struct PlainEpilogue {
 
     __device__ void store(const Sums<S>& sums, int m, int n) {
       const bool stores = threadIdx.x % hopper::kWarpGroupThreads == 0;
-      const NamedBarrier mine = of_consumer(NamedBarrier::kStaging, consumer);
+      const NamedBarrier mine = hopper::numbered(NamedBarrier::kStaging, consumer);
       int buffer = 0;
 #pragma unroll
       for (int block = 0; block < S::kBlocksM; ++block) {
@@ -230,8 +227,8 @@ template <class S, class Epilogue>
 __device__ void consume(Shared<S, Epilogue>& shared, const Params& params,
                         const typename Epilogue::Params& epilogue_params, int consumer) {
   constexpr int kBoth = kConsumers * hopper::kWarpGroupThreads;
-  const NamedBarrier my_turn = of_consumer(NamedBarrier::kTurn, consumer);
-  const NamedBarrier its_turn = of_consumer(NamedBarrier::kTurn, 1 - consumer);
+  const NamedBarrier my_turn = hopper::numbered(NamedBarrier::kTurn, consumer);
+  const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, 1 - consumer);
   const SlotDescriptors first_slot{
       hopper::descriptor<hopper::Major::kK>(shared.a[0] + first_row<S>(consumer) * kTileK),
       hopper::descriptor<hopper::Major::kK>(shared.b[0])};

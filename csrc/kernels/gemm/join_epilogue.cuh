@@ -67,7 +67,7 @@ struct JoinEpilogue {
   }
 
   __device__ static NamedBarrier staged(int consumer, int buffer) {
-    return of_consumer(NamedBarrier::kStaged, 2 * consumer + buffer);
+    return hopper::numbered(NamedBarrier::kStaged, 2 * consumer + buffer);
   }
 
   // The helper warp of a consumer.

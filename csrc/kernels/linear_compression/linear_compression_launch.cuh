@@ -98,7 +98,7 @@ void run_split_kernel(const LinearCompressionOperands& candidates,
                       const LinearCompressionSplit& config, cudaStream_t stream) {
   const auto side = [](const LinearCompressionOperands& o, const LinearCompressionProblem& p) {
     return SplitParams::Side{weight_map<S>(o, p), embedding_map<S>(o, p),
-                             static_cast<int32_t>((p.K + kTileK - 1) / kTileK)};
+                             static_cast<int32_t>(linear_compression_model::k_blocks(p))};
   };
   SplitParams params{};
   params.candidates = side(candidates, problem);

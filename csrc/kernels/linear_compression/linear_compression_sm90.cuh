@@ -35,12 +35,6 @@
 
 namespace ikbo::linear_compression {
 
-// Named barriers (0 is __syncthreads).
-enum class NamedBarrier {
-  kStarted = 1,  // + consumer: its own 128 threads, after its thread 0 has waited out the blocks
-                 // before its first tile
-};
-
 // A consumer's share of the CTA's steps. In shared memory, where it costs consumers no registers.
 struct Turn {
   int32_t before;  // steps that aren't for this consumer, before its first tile
@@ -280,20 +274,17 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   const int thread = threadIdx.x % kGroupThreads;
   const Turn& turn = shared.turns[consumer];
   const int32_t k_blocks = params.schedule.k_blocks;
-  constexpr uint32_t kSlotW = S::kConfig.w_bytes() / 16;  // descriptors count in 16 bytes
-  constexpr uint32_t kSlotE = S::kConfig.e_bytes() / 16;
   const uint64_t w = hopper::descriptor<hopper::Major::kK>(shared.w[0]);
   const uint64_t e = hopper::descriptor<hopper::Major::kMn>(shared.e[consumer][0]);
   auto& ring_w = shared.ring_w;
   auto& ring_e = shared.ring_e[consumer];
-  typename S::RingW::Position at_w;
-  typename S::RingE::Position at_e;
+  Slots<S> at;
 
   // Blocks of W are for both consumers: those that aren't for this one are let go by one thread.
   // The others may not look for a later block before it has seen them.
   const auto skip = [&](int32_t blocks) {
-    typename S::RingW::Position skipped = at_w;
-    at_w.advance(static_cast<uint32_t>(blocks));
+    typename S::RingW::Position skipped = at.w;
+    at.w.advance(static_cast<uint32_t>(blocks));
     if (thread != 0) return;
     for (int32_t i = 0; i < blocks; ++i, skipped.advance()) {
       ring_w.wait_full(skipped);
@@ -302,7 +293,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   };
   if (turn.before > 0) {
     skip(turn.before);
-    hopper::barrier_wait(static_cast<int>(NamedBarrier::kStarted) + consumer, kGroupThreads);
+    hopper::barrier_wait(hopper::numbered(NamedBarrier::kStarted, consumer), kGroupThreads);
   }
 
   Sums<S> sums;
@@ -328,22 +319,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   };
 
   for (int32_t tile = 0; tile < turn.tiles; ++tile) {
-    typename S::RingW::Position before_w = at_w;
-    typename S::RingE::Position before_e = at_e;
-    for (int32_t k = 0; k < k_blocks; ++k, at_w.advance(), at_e.advance()) {
-      ring_w.wait_full(at_w);
-      ring_e.wait_full(at_e);
-      hopper::wgmma_fence();
-      multiply<S>(sums, e + uint32_t(at_e.slot) * kSlotE, w + uint32_t(at_w.slot) * kSlotW, k > 0);
-      hopper::wgmma_commit();
-      if (k > 0) {
-        hopper::wgmma_wait<1>();  // the products of the block before have read the slots
-        ring_w.release(before_w);
-        ring_e.release(before_e);
-      }
-      before_w = at_w;
-      before_e = at_e;
-    }
+    const Slots<S> last = multiply_blocks<S>(ring_w, ring_e, at, w, e, k_blocks, sums);
     // Half of the part is read under the last products (both halves would spill), and in one go:
     // ldmatrix, add and stmatrix in turns took three times as long.
     wait_filled();
@@ -352,8 +328,8 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     if (told.join == Join::kPart) read_part<S, 0, kHalf>(pairs, staging);
     hopper::wgmma_wait<0>();
     hopper::fence_registers(sums);
-    ring_w.release(before_w);
-    ring_e.release(before_e);
+    ring_w.release(last.w);
+    ring_e.release(last.e);
     if (told.join == Join::kPart) {
       add_part<S, 0, kHalf>(sums, pairs);
       read_part<S, kHalf, kHalf>(pairs, staging);

@@ -139,19 +139,16 @@ __device__ void load_split_e(SplitShared<S>& shared, const SplitParams& params,
 template <class S>
 __device__ inline void multiply_split(SplitShared<S>& shared, const SplitParams& params,
                                       const SplitPlace& place, int consumer, Sums<S>& sums) {
-  constexpr uint32_t kSlotW = S::kConfig.w_bytes() / 16;  // descriptors count in 16 bytes
-  constexpr uint32_t kSlotE = S::kConfig.e_bytes() / 16;
   auto& ring_w = shared.ring_w;
   auto& ring_e = shared.ring_e[consumer];
-  typename S::RingW::Position at_w, before_w;
-  typename S::RingE::Position at_e, before_e;
+  Slots<S> at;
   const int32_t blocks = place.end_block - place.first_block;
   if (!place.has_unit(params, consumer)) {
     // The other consumer's blocks of W are let go by one thread.
     if (threadIdx.x % kGroupThreads != 0) return;
-    for (int32_t i = 0; i < blocks; ++i, at_w.advance()) {
-      ring_w.wait_full(at_w);
-      ring_w.release(at_w);
+    for (int32_t i = 0; i < blocks; ++i, at.w.advance()) {
+      ring_w.wait_full(at.w);
+      ring_w.release(at.w);
     }
     return;
   }
@@ -162,20 +159,7 @@ __device__ inline void multiply_split(SplitShared<S>& shared, const SplitParams&
   }
   const uint64_t w = hopper::descriptor<hopper::Major::kK>(shared.operands.w[0]);
   const uint64_t e = hopper::descriptor<hopper::Major::kMn>(shared.operands.e[consumer][0]);
-  for (int32_t i = 0; i < blocks; ++i, at_w.advance(), at_e.advance()) {
-    ring_w.wait_full(at_w);
-    ring_e.wait_full(at_e);
-    hopper::wgmma_fence();
-    multiply<S>(sums, e + uint32_t(at_e.slot) * kSlotE, w + uint32_t(at_w.slot) * kSlotW, i > 0);
-    hopper::wgmma_commit();
-    if (i > 0) {
-      hopper::wgmma_wait<1>();  // the products of the block before have read the slots
-      ring_w.release(before_w);
-      ring_e.release(before_e);
-    }
-    before_w = at_w;
-    before_e = at_e;
-  }
+  multiply_blocks<S>(ring_w, ring_e, at, w, e, blocks, sums);
   hopper::wgmma_wait<0>();
   hopper::fence_registers(sums);
 }
@@ -250,7 +234,7 @@ __device__ inline void finish_split(SplitShared<S>& shared, const SplitParams& p
       }
     }
   });
-  hopper::barrier_wait(1 + consumer, kGroupThreads);
+  hopper::barrier_wait(hopper::numbered(NamedBarrier::kStaged, consumer), kGroupThreads);
   const auto store = [&](const T* staged, void* result) {
     for (int i = thread; i < blocks * kRowBlock * 8; i += kGroupThreads) {
       const int row = i / 8, chunk = i % 8;  // of 16 bytes

@@ -18,6 +18,12 @@ inline constexpr int kConsumers = LinearCompressionKernel::kConsumers;
 inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
 inline constexpr int32_t kPaddingUser = -1;
 
+// Named barriers (0 is __syncthreads), each of a consumer's own 128 threads: + consumer.
+enum class NamedBarrier {
+  kStarted = 1,  // its thread 0 has waited out the blocks before its first tile
+  kStaged = 3,   // its results are in its staging buffers
+};
+
 // One of kLinearCompressionKernels for one element type.
 template <class T_, int kKernel>
 struct Shape {
@@ -50,6 +56,38 @@ __device__ inline void multiply(Sums<S>& sums, uint64_t e, uint64_t w, bool add)
     Product::multiply(sums, e + k * hopper::kDescriptorStep<hopper::Major::kMn>,
                       w + k * hopper::kDescriptorStep<hopper::Major::kK>, add || k > 0);
   }
+}
+
+// Places in the rings of W and of a consumer's E.
+template <class S>
+struct Slots {
+  typename S::RingW::Position w;
+  typename S::RingE::Position e;
+};
+
+// Multiplies the next `blocks` (at least 1) blocks of K; w and e describe slot 0 of each ring.
+// Returns the slots of the last, whose products may still run: they are the caller's to release.
+template <class S>
+__device__ inline Slots<S> multiply_blocks(typename S::RingW& ring_w, typename S::RingE& ring_e,
+                                           Slots<S>& at, uint64_t w, uint64_t e, int32_t blocks,
+                                           Sums<S>& sums) {
+  constexpr uint32_t kSlotW = S::kConfig.w_bytes() / 16;  // descriptors count in 16 bytes
+  constexpr uint32_t kSlotE = S::kConfig.e_bytes() / 16;
+  Slots<S> before = at;
+  for (int32_t i = 0; i < blocks; ++i, at.w.advance(), at.e.advance()) {
+    ring_w.wait_full(at.w);
+    ring_e.wait_full(at.e);
+    hopper::wgmma_fence();
+    multiply<S>(sums, e + uint32_t(at.e.slot) * kSlotE, w + uint32_t(at.w.slot) * kSlotW, i > 0);
+    hopper::wgmma_commit();
+    if (i > 0) {
+      hopper::wgmma_wait<1>();  // the products of the block before have read the slots
+      ring_w.release(before.w);
+      ring_e.release(before.e);
+    }
+    before = at;
+  }
+  return before;
 }
 
 // A lane's 16-bit results, or its share of the part: pair i is sums 2i and 2i + 1, one column and
