@@ -14,6 +14,7 @@
 #include "config/gemm.h"
 #include "config/group_candidates.h"
 #include "config/linear_compression.h"
+#include "config/norm.h"
 
 namespace py = pybind11;
 
@@ -235,6 +236,60 @@ void bind_linear_compression(py::module_& m) {
       py::arg("rows"), py::arg("M"), py::arg("N"), py::arg("K"), py::arg("device"));
 }
 
+ikbo::NormPass norm_pass(bool backward) {
+  return backward ? ikbo::NormPass::kBackward : ikbo::NormPass::kForward;
+}
+
+void bind_norm(py::module_& m) {
+  using ikbo::NormConfig;
+  using ikbo::NormMapping;
+  py::class_<NormMapping>(m, "NormMapping")
+      .def_readonly("looped", &NormMapping::looped)
+      .def_readonly("vector", &NormMapping::vector)
+      .def_readonly("cluster", &NormMapping::cluster)
+      .def_readonly("warps", &NormMapping::warps)
+      .def_readonly("row_warps", &NormMapping::row_warps)
+      .def_readonly("lanes", &NormMapping::lanes)
+      .def_readonly("thread_vectors", &NormMapping::thread_vectors)
+      .def_readonly("kernel_vectors", &NormMapping::kernel_vectors)
+      .def_readonly("cta_columns", &NormMapping::cta_columns)
+      .def_property_readonly("idle_slots", &NormMapping::idle_slots)
+      .def("column", &NormMapping::column, py::arg("cta"), py::arg("thread"), py::arg("v"),
+           py::arg("e"));
+  m.def(
+      "norm_mapping",
+      [](int64_t columns, int element_bytes, bool backward) {
+        if (columns < 1) throw py::value_error("rows without elements");
+        return ikbo::norm_mapping(norm_pass(backward), columns, element_bytes);
+      },
+      py::arg("columns"), py::arg("element_bytes"), py::arg("backward"));
+  py::class_<NormConfig>(m, "NormConfig")
+      .def_readonly("mapping", &NormConfig::mapping)
+      .def_readonly("rows_per_stage", &NormConfig::rows_per_stage)
+      .def_readonly("stages", &NormConfig::stages)
+      .def_readonly("stage_bytes", &NormConfig::stage_bytes)
+      .def_readonly("rings", &NormConfig::rings)
+      .def_readonly("grid", &NormConfig::grid)
+      .def_readonly("partials", &NormConfig::partials)
+      .def_readonly("by_ticket", &NormConfig::by_ticket)
+      .def_property_readonly("shared_bytes", &NormConfig::shared_bytes)
+      .def("__repr__", [](const NormConfig& config) { return ikbo::to_json(config); });
+  m.def(
+      "norm_config",
+      [](int64_t rows, int64_t columns, const std::vector<int>& staged_bytes, bool bias_sums,
+         bool backward, const ikbo::DeviceLimits& device) {
+        if (columns < 1 || staged_bytes.empty()) throw py::value_error("nothing to normalise");
+        int sum = 0;
+        for (const int bytes : staged_bytes) sum += bytes;
+        return ikbo::norm_config(
+            norm_pass(backward),
+            {rows, columns, staged_bytes[0], sum, static_cast<int>(staged_bytes.size()), bias_sums},
+            device);
+      },
+      py::arg("rows"), py::arg("columns"), py::arg("staged_bytes"), py::arg("bias_sums"),
+      py::arg("backward"), py::arg("device"));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
@@ -244,6 +299,7 @@ PYBIND11_MODULE(_host, m) {
   bind_concat_linear(m);
   bind_column_schedule(m);
   bind_linear_compression(m);
+  bind_norm(m);
   using Config = ikbo::GroupCandidatesConfig;
   py::class_<Config>(m, "GroupCandidatesConfig")
       .def_readonly("passes", &Config::passes)

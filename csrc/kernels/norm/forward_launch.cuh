@@ -1,0 +1,26 @@
+// Which compiled forward a config takes, for one type of x.
+#pragma once
+
+#include "kernels/norm/forward_sm90.cuh"
+#include "launch/launch.h"
+
+namespace ikbo::norm {
+
+using ForwardKernel = void (*)(NormForward, NormConfig);
+
+template <class T>
+ForwardKernel forward_kernel(int kernel_vectors, bool aligned);
+
+#define IKBO_NORM_FORWARD(T)                                                           \
+  template <>                                                                          \
+  ForwardKernel forward_kernel<T>(int kernel_vectors, bool aligned) {                  \
+    if (kernel_vectors == 1) {                                                         \
+      return aligned ? norm_forward_sm90<T, 1, true> : norm_forward_sm90<T, 1, false>; \
+    }                                                                                  \
+    if (kernel_vectors == 4) {                                                         \
+      return aligned ? norm_forward_sm90<T, 4, true> : norm_forward_sm90<T, 4, false>; \
+    }                                                                                  \
+    return aligned ? norm_forward_sm90<T, 9, true> : norm_forward_sm90<T, 9, false>;   \
+  }
+
+}  // namespace ikbo::norm
