@@ -109,7 +109,11 @@ def test_head_norm_matches_definition(dtype: torch.dtype, device: str) -> None:
         x, weight, eps, offset = args
         for h in range(4):
             alone = torch.ops.ikbo.rms_norm(x[:, :, h], weight[h], None, eps, offset)
-            assert torch.equal(alone, _call("head_norm", *args)[0][:, :, h])
+            of_head = _call("head_norm", *args)[0][:, :, h]
+            if device == "cpu":
+                assert torch.equal(alone, of_head)
+            else:  # only rms_norm has a kernel
+                _assert_close(of_head, alone.double(), alone)
 
 
 @every_device

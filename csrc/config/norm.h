@@ -174,8 +174,12 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.pass = pass;
   c.mapping = norm_mapping(pass, p.columns, p.element_bytes);
   NormMapping& m = c.mapping;
-  if (!m.looped && norm_staged_row_bytes(p, m) + kStaticBytes > device.max_shared_bytes_per_cta)
+  const bool warp_rows = !m.looped && m.lanes <= 32;
+  // The backward of a CTA loads a stage's next row while it works on the row after.
+  const int least = forward || warp_rows ? 1 : 2;
+  if (least * norm_staged_row_bytes(p, m) + kStaticBytes > device.max_shared_bytes_per_cta) {
     m.looped = true;
+  }
   if (m.looped) {
     constexpr int kLoopedPartials = 128;
     m.warps = 16;
@@ -183,7 +187,6 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     c.partials = static_cast<int>(std::min<int64_t>(ceil_div(p.rows, 16), kLoopedPartials));
     return c;
   }
-  const bool warp_rows = m.row_warps == 1 && m.lanes <= 32;
   int per_sm = 1;
   if (warp_rows) {
     if (forward) per_sm = m.kernel_vectors == 9 ? 1 : 2;
@@ -207,7 +210,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   }
   const int64_t most = warp_rows ? (forward ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
   const int64_t room = kRingBytesPerSm / per_sm / (int64_t{c.stage_bytes} * c.rings);
-  c.stages = static_cast<int>(std::clamp<int64_t>(room, 1, most));
+  c.stages = static_cast<int>(std::clamp<int64_t>(room, least, most));
   // A wide stage of several wide operands may fill an SM alone; small rings may need a second
   // stage.
   if (c.stages == 1 &&

@@ -2,6 +2,9 @@
 //   grad_x = (g - xhat * mean(g * xhat) [- mean(g): LayerNorm]) * rstd [+ grad_residual_out]
 // and, summed over rows, grad_weight = grad_y * xhat and grad_bias = grad_y.
 //
+// Where the compiler might join a product with a sum, in one kernel and not in another, it is told
+// which: all kernels give a row the same bits. So does the forward.
+//
 // x and grad_y are read from their stage twice, before and after the row's sums: registers hold the
 // sums over rows. Those of a CTA or cluster are one row of partials, which a second kernel adds up.
 #pragma once
@@ -195,9 +198,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kBias>, 1)
             weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
             if constexpr (kBias) bias_sums[v][e] += grad[e];
           }
-          const float g = grad[e] * w[e];
+          const float g = __fmul_rn(grad[e], w[e]);
           along = fmaf(g, xhat[e], along);
-          sum += g;
+          sum = __fadd_rn(sum, g);
         }
       }
       // Else the compiler would keep what it has loaded, in registers that there aren't.
@@ -226,7 +229,8 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kBias>, 1)
         load_weight(v, w);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-          grad[e] = (grad[e] * w[e] - xhat[e] * along - sum) * rstd;
+          const float across = fmaf(-xhat[e], along, __fmul_rn(grad[e], w[e])) - sum;
+          grad[e] = __fmul_rn(across, rstd);
         }
         if (p.grad_residual_out.data) {
           float added[kVector];

@@ -1,15 +1,10 @@
 // Which compiled forward a config takes, for one type of x.
 #pragma once
 
+#include "kernels/norm/compiled.h"
 #include "kernels/norm/forward_sm90.cuh"
-#include "launch/launch.h"
 
 namespace ikbo::norm {
-
-using ForwardKernel = void (*)(NormForward, NormConfig);
-
-template <class T>
-ForwardKernel forward_kernel(int kernel_vectors, bool aligned);
 
 #define IKBO_NORM_FORWARD(T)                                                           \
   template <>                                                                          \

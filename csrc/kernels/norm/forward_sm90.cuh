@@ -22,7 +22,7 @@ struct Moments {
     const float count = sum(part.z);
     const float mean = __fdividef(sum(part.x * part.z), count);
     const float away = part.x - mean;
-    return {mean, sum(part.y + part.z * away * away), count, 0.0f};
+    return {mean, sum(fmaf(part.z * away, away, part.y)), count, 0.0f};
   }
 };
 
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kVectors > 4 ? 256 : 512, 1)
         squares = whole.y;
       }
       now = at.recomputed();
-      const float rstd = rsqrtf(squares * per_column + p.eps);
+      const float rstd = rsqrtf(fmaf(squares, per_column, p.eps));
       if (at.thread == 0 && rank == 0 && has_row) {
         if (p.mean) p.mean[row] = mean;
         if (p.rstd) p.rstd[row] = rstd;
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kVectors > 4 ? 256 : 512, 1)
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) values[v][e] = (values[v][e] - mean) * rstd;
+        for (int e = 0; e < kVector; ++e) values[v][e] = __fmul_rn(values[v][e] - mean, rstd);
       }
       if (p.weight.data) {
         with_type(p.weight.type, [&](auto zero) {
@@ -192,7 +192,8 @@ __global__ void __launch_bounds__(kVectors > 4 ? 256 : 512, 1)
             float w[kVector];
             now.template load<W>(weight, v, w);
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) values[v][e] *= w[e] + p.weight_offset;
+            for (int e = 0; e < kVector; ++e)
+              values[v][e] = __fmul_rn(values[v][e], w[e] + p.weight_offset);
           }
         });
       }

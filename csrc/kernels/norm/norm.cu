@@ -1,6 +1,5 @@
 #include "hopper/dependent_launch.cuh"
-#include "kernels/norm/backward_launch.cuh"
-#include "kernels/norm/forward_launch.cuh"
+#include "kernels/norm/compiled.h"
 #include "kernels/norm/looped_sm90.cuh"
 #include "kernels/norm/norm.h"
 #include "launch/launch.h"
