@@ -189,7 +189,8 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   }
   int per_sm = 1;
   if (warp_rows) {
-    if (forward) per_sm = m.kernel_vectors == 9 ? 1 : 2;
+    // As many as registers allow.
+    if (forward) per_sm = m.kernel_vectors == 9 ? 1 : m.kernel_vectors == 4 ? 2 : 4;
     const int at_once = m.rows_per_warp();
     const int64_t row_bytes = p.columns * p.element_bytes;
     const int64_t groups = std::clamp<int64_t>(kWarpStageBytes / (row_bytes * at_once), 1, 8);
