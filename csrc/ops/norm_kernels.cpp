@@ -193,11 +193,8 @@ void run_backward(OpPaths& paths, const NormProblem& p, const NormBackwardInputs
 
 void norm_forward(OpPaths& paths, const NormProblem& p, const NormInputs& in, const Tensor& y,
                   const NormOutputs& out) {
-  if (!in.x.is_cuda()) {
-    paths.cpu();
-  } else if (const char* reason = decline_reason(p, in, y, out)) {
-    paths.reference(reason);
-  } else {
+  const bool is_cuda = in.x.is_cuda();
+  if (paths.takes_kernel(is_cuda, is_cuda ? decline_reason(p, in, y, out) : nullptr)) {
     return run_forward(paths, p, in, y, out);
   }
   norm_reference(p, in, y, out);
@@ -205,11 +202,8 @@ void norm_forward(OpPaths& paths, const NormProblem& p, const NormInputs& in, co
 
 void norm_backward(OpPaths& paths, const NormProblem& p, const NormBackwardInputs& in,
                    const NormGrads& grads) {
-  if (!in.x.is_cuda()) {
-    paths.cpu();
-  } else if (const char* reason = decline_reason(p, in, grads)) {
-    paths.reference(reason);
-  } else {
+  const bool is_cuda = in.x.is_cuda();
+  if (paths.takes_kernel(is_cuda, is_cuda ? decline_reason(p, in, grads) : nullptr)) {
     return run_backward(paths, p, in, grads);
   }
   norm_backward_reference(p, in, grads);
