@@ -19,8 +19,8 @@ enum class NormPass { kForward, kBackward };
 struct NormMapping {
   static constexpr int kMaxCluster = 16;
   static constexpr int kMaxThreadVectors = 9;
-  // A thread holds up to 1, 4 or 9 vectors, each a kernel. CTAs stay with 4 but in the backward of
-  // the longest rows.
+  // A thread holds up to 1, 2, 4 or 9 vectors, each a kernel. CTAs stay with 4 but in the backward
+  // of the longest rows.
   static constexpr int kCtaThreadVectors = 4;
   static constexpr int64_t kWarpVectors = 32 * kMaxThreadVectors;
   static constexpr int64_t kShortVectors = 32 * kCtaThreadVectors;
@@ -55,13 +55,20 @@ namespace norm_detail {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Lanes (a power of two) and vectors a lane for a row within a warp: fewest idle, then most lanes.
-inline void fit_in_warp(int64_t vectors, NormMapping& m) {
+// Lanes (a power of two) and vectors a lane for a row within a warp: fewest idle. Of those the
+// backward, which keeps sums a column, takes the most lanes; the forward takes up to 4 vectors a
+// lane, so that a row's sums cost less beside its elements. Eight lanes at least, for a bank each
+// when rows lie next to one another in shared memory.
+inline void fit_in_warp(NormPass pass, int64_t vectors, NormMapping& m) {
   int64_t fewest = INT64_MAX;
   for (int lanes = 32; lanes >= 1; lanes /= 2) {
     const int64_t each = ceil_div(vectors, lanes);
-    if (each > NormMapping::kMaxThreadVectors || lanes * each - vectors >= fewest) continue;
-    fewest = lanes * each - vectors;
+    if (each > NormMapping::kMaxThreadVectors || (lanes < 8 && each > 1)) continue;
+    const int64_t idle = lanes * each - vectors;
+    const bool fewer_lanes =
+        pass == NormPass::kForward && idle == fewest && each <= NormMapping::kCtaThreadVectors;
+    if (idle >= fewest && !fewer_lanes) continue;
+    fewest = idle;
     m.lanes = lanes;
     m.thread_vectors = static_cast<int>(each);
   }
@@ -92,13 +99,13 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
   m.cluster = 1;
   m.cta_columns = columns;
   const int64_t vectors = ceil_div(columns, m.vector), packets = ceil_div(vectors, 32);
-  if (vectors <= NormMapping::kWarpVectors) norm_detail::fit_in_warp(vectors, m);
+  if (vectors <= NormMapping::kWarpVectors) norm_detail::fit_in_warp(pass, vectors, m);
   const bool in_warp = vectors <= NormMapping::kShortVectors ||
                        (m.lanes > 0 && int64_t{m.lanes} * m.thread_vectors < 32 * packets);
   if (in_warp) {
     m.row_warps = 1;
-    m.warps =
-        pass == NormPass::kBackward && m.thread_vectors <= NormMapping::kCtaThreadVectors ? 12 : 8;
+    const bool many_registers = m.thread_vectors > NormMapping::kCtaThreadVectors;
+    m.warps = pass == NormPass::kBackward && !many_registers ? 12 : 8;
   } else {
     // The backward keeps sums a column in registers, so a CTA takes half as much.
     const int64_t half = 8 * NormMapping::kCtaThreadVectors, most = 2 * half;
@@ -124,7 +131,7 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
     m.lanes = 32 * m.warps;
     if (m.cluster > 1) m.cta_columns = span * 32 * m.vector;
   }
-  m.kernel_vectors = m.thread_vectors == 1                                ? 1
+  m.kernel_vectors = m.thread_vectors <= 2                                ? m.thread_vectors
                      : m.thread_vectors <= NormMapping::kCtaThreadVectors ? 4
                                                                           : 9;
   return m;
@@ -137,95 +144,133 @@ struct NormConfig {
 
   NormPass pass;
   NormMapping mapping;
+  int groups;          // rows of each have weights of their own; a CTA has rows of one
   int rows_per_stage;  // of a warp, or of the CTA
+  uint32_t blocks;     // of a stage's rows, in a group
+  uint32_t owners;     // rings that have a group's blocks
   int stages;
   int stage_bytes;  // of a ring; a warp has its own, or the CTA
   int rings;        // a CTA
   int grid;         // CTAs
-  int partials;     // rows of the sums over rows: the backward's, one a CTA or cluster
+  int partials;     // of each group: the backward's sums over rows, one a CTA or cluster
+  bool bias_sums;   // whether sums of grad_bias are kept, in shared memory
   bool by_ticket;   // rows from a counter: whichever CTA is free
 
-  int shared_bytes() const { return stage_bytes * stages * rings; }
+  // A float for every column slot of every thread.
+  constexpr int sum_bytes() const {
+    return mapping.warps * 32 * mapping.thread_vectors * mapping.vector * 4;
+  }
+  constexpr int bias_sum_bytes() const { return bias_sums ? sum_bytes() : 0; }
+  // In the end the rings serve to add up the sums of warps.
+  constexpr int ring_bytes() const {
+    const int bytes = stage_bytes * stages * rings;
+    return pass == NormPass::kBackward && rings > 1 ? std::max(bytes, sum_bytes()) : bytes;
+  }
+  constexpr int shared_bytes() const { return ring_bytes() + bias_sum_bytes(); }
 };
 
 struct NormProblemSize {
-  int64_t rows, columns;
+  int64_t rows, columns;  // rows of a group
+  int groups;
   int element_bytes;    // of x
   int staged_bytes;     // of an element of all staged operands together: x, residual; x, grads
   int staged_operands;  // how many
   bool bias_sums;       // backward: whether grad_bias is wanted
 };
 
+namespace norm_detail {
+
 // Bytes one row takes in a stage, of all operands, over-estimated.
-inline int64_t norm_staged_row_bytes(const NormProblemSize& p, const NormMapping& m) {
+inline int64_t staged_row_bytes(const NormProblemSize& p, const NormMapping& m) {
   return m.cta_columns * p.staged_bytes + int64_t{NormConfig::kSpanPadding} * p.staged_operands;
 }
 
+inline int stage_bytes(const NormProblemSize& p, const NormConfig& c) {
+  const int64_t bytes = staged_row_bytes(p, c.mapping) * c.rows_per_stage;
+  return static_cast<int>(ceil_div(bytes, 128) * 128);
+}
+
+}  // namespace norm_detail
+
 inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const DeviceLimits& device) {
   using norm_detail::ceil_div;
-  // What a ring leaves of an SM's memory serves as L1: weight and bias are read through it.
-  constexpr int64_t kRingBytesPerSm = 144 * 1024;
   constexpr int64_t kWarpStageBytes = 2048;
   constexpr int64_t kStaticBytes = 4096;  // more than the kernels' barriers and sums take
+  // What this leaves of an SM's 256 KB serves as L1: weight and bias are read through it.
+  const bool forward = pass == NormPass::kForward;
+  const int64_t bytes_per_sm = (forward ? 144 : 200) * 1024;
   // From here on that SMs are not equally fast is worth a counter, which costs its clearing.
   constexpr int64_t kTicketBytes = int64_t{32} << 20;
-  const bool forward = pass == NormPass::kForward;
   NormConfig c{};
   c.pass = pass;
+  c.groups = p.groups;
   c.mapping = norm_mapping(pass, p.columns, p.element_bytes);
   NormMapping& m = c.mapping;
   const bool warp_rows = !m.looped && m.lanes <= 32;
-  // The backward of a CTA loads a stage's next row while it works on the row after.
-  const int least = forward || warp_rows ? 1 : 2;
-  if (least * norm_staged_row_bytes(p, m) + kStaticBytes > device.max_shared_bytes_per_cta) {
+  c.rows_per_stage = 1;
+  c.rings = 1;
+  c.bias_sums = !forward && p.bias_sums && !m.looped;
+  // A CTA without a second stage would wait for each row.
+  const int least = warp_rows ? 1 : 2;
+  if (least * norm_detail::staged_row_bytes(p, m) + c.bias_sum_bytes() + kStaticBytes >
+      device.max_shared_bytes_per_cta) {
     m.looped = true;
   }
   if (m.looped) {
     constexpr int kLoopedPartials = 128;
+    c.bias_sums = false;
     m.warps = 16;
-    c.grid = static_cast<int>(std::min<int64_t>(p.rows, 8 * int64_t{device.sm_count}));
+    c.grid = static_cast<int>(std::min<int64_t>(p.rows * p.groups, 8 * int64_t{device.sm_count}));
     c.partials = static_cast<int>(std::min<int64_t>(ceil_div(p.rows, 16), kLoopedPartials));
     return c;
   }
+  // CTAs an SM, as many as registers allow.
   int per_sm = 1;
   if (warp_rows) {
-    // As many as registers allow.
-    if (forward) per_sm = m.kernel_vectors == 9 ? 1 : m.kernel_vectors == 4 ? 2 : 4;
+    if (forward && m.kernel_vectors <= 4) per_sm = 2;
     const int at_once = m.rows_per_warp();
     const int64_t row_bytes = p.columns * p.element_bytes;
-    const int64_t groups = std::clamp<int64_t>(kWarpStageBytes / (row_bytes * at_once), 1, 8);
-    c.rows_per_stage = static_cast<int>(groups) * at_once;
+    const int64_t turns = std::clamp<int64_t>(kWarpStageBytes / (row_bytes * at_once), 1, 8);
+    c.rows_per_stage = static_cast<int>(turns) * at_once;
     c.rings = m.warps;
+    // Rows of several fp32 operands.
+    while (int64_t{norm_detail::stage_bytes(p, c)} * c.rings + c.bias_sum_bytes() + kStaticBytes >
+           device.max_shared_bytes_per_cta) {
+      c.rings = m.warps /= 2;
+    }
   } else {
-    // Sums of grad_bias take the registers of a second CTA.
-    const int warps_per_sm = p.bias_sums && m.kernel_vectors > 1 ? 12 : 16;
-    per_sm = m.kernel_vectors == 9 ? 1 : std::clamp(warps_per_sm / m.warps, 1, 4);
-    c.rows_per_stage = 1;
-    c.rings = 1;
+    per_sm = m.kernel_vectors == 9 ? 1 : std::clamp(16 / m.warps, 1, 4);
   }
-  const int64_t stage = norm_staged_row_bytes(p, m) * c.rows_per_stage;
-  c.stage_bytes = static_cast<int>(ceil_div(stage, 128) * 128);
-  // Rows of several fp32 operands.
-  while (int64_t{c.stage_bytes} * c.rings + kStaticBytes > device.max_shared_bytes_per_cta) {
-    c.rings = m.warps /= 2;
+  const int64_t room =
+      std::min<int64_t>(bytes_per_sm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
+      c.bias_sum_bytes();
+  if (!forward && !warp_rows) {
+    // Two rows share the exchange of their sums where there is room.
+    c.rows_per_stage = 2;
+    if (2 * int64_t{norm_detail::stage_bytes(p, c)} > room) c.rows_per_stage = 1;
   }
-  const int64_t most = warp_rows ? (forward ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
-  const int64_t room = kRingBytesPerSm / per_sm / (int64_t{c.stage_bytes} * c.rings);
-  c.stages = static_cast<int>(std::clamp<int64_t>(room, least, most));
-  // A wide stage of several wide operands may fill an SM alone; small rings may need a second
-  // stage.
+  c.stage_bytes = norm_detail::stage_bytes(p, c);
+  // More would only take room: in flight is enough with fewer the shorter rows are.
+  const int most = warp_rows ? (forward ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
+  c.stages =
+      static_cast<int>(std::clamp<int64_t>(room / (int64_t{c.stage_bytes} * c.rings), least, most));
+  // Wide stages of several wide operands may fill an SM alone.
+  const int64_t all = int64_t{c.stage_bytes} * c.rings;
   if (c.stages == 1 &&
-      2 * int64_t{c.stage_bytes} * c.rings + kStaticBytes <= device.max_shared_bytes_per_cta) {
+      2 * all + c.bias_sum_bytes() + kStaticBytes <= device.max_shared_bytes_per_cta) {
     c.stages = 2;
   }
-  const int64_t blocks = ceil_div(ceil_div(p.rows, c.rows_per_stage), c.rings);
+  const int64_t blocks = ceil_div(p.rows, c.rows_per_stage);
   // Clusters of 4 and more leave SMs over: 30 of 4, 15 of 8, 7 of 16 fit on 132 SMs.
   int64_t resident = per_sm * device.sm_count / m.cluster;
   if (m.cluster >= 4) resident = resident * 10 / 11;
-  const int64_t teams = std::min(blocks, std::max<int64_t>(resident, 1));
-  c.grid = static_cast<int>(teams) * m.cluster;
+  const int64_t teams =
+      std::min(ceil_div(blocks, c.rings), std::max<int64_t>(resident / p.groups, 1));
+  c.blocks = static_cast<uint32_t>(blocks);
+  c.owners = static_cast<uint32_t>(teams * c.rings);
+  c.grid = static_cast<int>(teams) * m.cluster * p.groups;
   c.partials = static_cast<int>(teams);
-  c.by_ticket = forward && !warp_rows && m.cluster == 1 &&
+  c.by_ticket = forward && !warp_rows && m.cluster == 1 && p.groups == 1 &&
                 p.rows * p.columns * p.element_bytes >= kTicketBytes;
   return c;
 }
@@ -249,6 +294,7 @@ inline std::string to_json(const NormConfig& c) {
             number("rows_per_stage", c.rows_per_stage) + number("stages", c.stages) +
             ", \"by_ticket\": " + (c.by_ticket ? "true" : "false");
   }
+  if (c.groups > 1) text += number("groups", c.groups);
   text += number("grid", c.grid);
   if (c.pass == NormPass::kBackward) text += number("partials", c.partials);
   return text + "}";

@@ -5,8 +5,6 @@
 namespace ikbo {
 namespace {
 
-constexpr const char* kNoKernel = "no Hopper kernel for this op";
-
 Tensor allocate_y(const char* op, const NormProblem& p, const Tensor& x, OptDtype out_dtype) {
   return empty(p.sizes, result_dtype(op, "out_dtype", out_dtype, x.scalar_type()), x);
 }
@@ -29,9 +27,15 @@ void check_grad(const char* op, const char* name, const Tensor& grad, const Norm
   check_same_device(op, name, grad, "x", x);
 }
 
-void norm_into(OpPaths& paths, const NormProblem& p, const NormInputs& in, const Tensor& out) {
+void forward(OpPaths& paths, const NormProblem& p, const NormInputs& in, const Tensor& y,
+             const NormOutputs& out) {
+  if (!norm_forward_kernel(paths, p, in, y, out)) norm_reference(p, in, y, out);
+}
+
+void forward_into(OpPaths& paths, const NormProblem& p, const NormInputs& in, const Tensor& out) {
+  if (norm_forward_kernel(paths, p, in, out, {})) return;
   const Tensor y = out.is_contiguous() ? out : empty(p.sizes, out.scalar_type(), out);
-  norm_forward(paths, p, in, y, {});
+  norm_reference(p, in, y, {});
   if (!out.is_contiguous()) copy_(out, y);
 }
 
@@ -45,7 +49,12 @@ Tensor result(const OptTensor& grad, const OptTensor& like, const Tensor& x) {
   return grad ? *grad : nothing((like ? *like : x).scalar_type(), x);
 }
 
-Tensors3 backward(const char* op, OpPaths* paths, const NormProblem& p, const Tensor& grad_y,
+void backward(OpPaths& paths, const NormProblem& p, const NormBackwardInputs& in,
+              const NormGrads& grads) {
+  if (!norm_backward_kernel(paths, p, in, grads)) norm_backward_reference(p, in, grads);
+}
+
+Tensors3 backward(const char* op, OpPaths& paths, const NormProblem& p, const Tensor& grad_y,
                   const Tensor& x, const OptTensor& weight, const OptTensor& bias,
                   const Tensor* mean, const Tensor& rstd, int64_t grad_mask) {
   check_grad(op, "grad_y", grad_y, p, x);
@@ -53,12 +62,7 @@ Tensors3 backward(const char* op, OpPaths* paths, const NormProblem& p, const Te
   check_statistics(op, "rstd", rstd, p, x);
   const NormGrads grads{grad_if(wants(grad_mask, 0), x), std::nullopt,
                         grad_if(wants(grad_mask, 1), weight), grad_if(wants(grad_mask, 2), bias)};
-  const NormBackwardInputs in{grad_y, std::nullopt, x, weight, mean, rstd};
-  if (paths) {
-    norm_backward(*paths, p, in, grads);
-  } else {
-    norm_backward_reference(p, in, grads);
-  }
+  backward(paths, p, {grad_y, std::nullopt, x, weight, mean, rstd}, grads);
   return {result(grads.x, x, x), result(grads.weight, weight, x), result(grads.bias, bias, x)};
 }
 
@@ -84,7 +88,7 @@ Tensors4 add_backward(const char* op, OpPaths& paths, NormProblem p, const Tenso
   if (wants(grad_mask, 1) && residual_dtype != x_dtype) {
     grads.residual = empty(p.sizes, residual_dtype, residual_out);
   }
-  norm_backward(paths, p, {grad_y, grad_residual_out, residual_out, weight, mean, rstd}, grads);
+  backward(paths, p, {grad_y, grad_residual_out, residual_out, weight, mean, rstd}, grads);
   return {grads.x ? *grads.x : nothing(x_dtype, residual_out),
           grads.residual ? *grads.residual : nothing(residual_dtype, residual_out),
           result(grads.weight, weight, residual_out), result(grads.bias, bias, residual_out)};
@@ -99,7 +103,7 @@ Tensor rms_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
   const NormProblem p = check_norm(op, NormKind::kRms, in, eps, weight_offset, normalized_ndim);
   const Tensor y = allocate_y(op, p, x, out_dtype);
   static OpPaths paths(op);
-  norm_forward(paths, p, in, y, {});
+  forward(paths, p, in, y, {});
   return y;
 }
 
@@ -111,7 +115,7 @@ void rms_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& bia
   const NormProblem p = check_norm(op, NormKind::kRms, in, eps, weight_offset, normalized_ndim);
   check_out(op, out, p.sizes, result_dtype(op, "out_dtype", out_dtype, x.scalar_type()), x);
   static OpPaths paths(op);
-  norm_into(paths, p, in, out);
+  forward_into(paths, p, in, out);
 }
 
 Tensors2 rms_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
@@ -121,7 +125,7 @@ Tensors2 rms_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor&
   const NormProblem p = check_norm(op, NormKind::kRms, in, eps, weight_offset, normalized_ndim);
   const Tensor y = allocate_y(op, p, x, out_dtype), rstd = allocate_statistics(p, x);
   static OpPaths paths(op);
-  norm_forward(paths, p, in, y, {.rstd = rstd});
+  forward(paths, p, in, y, {.rstd = rstd});
   return {y, rstd};
 }
 
@@ -132,7 +136,7 @@ Tensors3 rms_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& we
   const NormProblem p = check_norm(op, NormKind::kRms, {x, nullptr, weight, bias}, 0.0,
                                    weight_offset, normalized_ndim);
   static OpPaths paths(op);
-  return backward(op, &paths, p, grad_y, x, weight, bias, nullptr, rstd, grad_mask);
+  return backward(op, paths, p, grad_y, x, weight, bias, nullptr, rstd, grad_mask);
 }
 
 Tensor layer_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
@@ -142,7 +146,7 @@ Tensor layer_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bia
   const NormProblem p = check_norm(op, NormKind::kLayer, in, eps, weight_offset, normalized_ndim);
   const Tensor y = allocate_y(op, p, x, out_dtype);
   static OpPaths paths(op);
-  norm_forward(paths, p, in, y, {});
+  forward(paths, p, in, y, {});
   return y;
 }
 
@@ -154,7 +158,7 @@ void layer_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& b
   const NormProblem p = check_norm(op, NormKind::kLayer, in, eps, weight_offset, normalized_ndim);
   check_out(op, out, p.sizes, result_dtype(op, "out_dtype", out_dtype, x.scalar_type()), x);
   static OpPaths paths(op);
-  norm_into(paths, p, in, out);
+  forward_into(paths, p, in, out);
 }
 
 Tensors3 layer_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
@@ -165,7 +169,7 @@ Tensors3 layer_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTenso
   const Tensor y = allocate_y(op, p, x, out_dtype);
   const Tensor mean = allocate_statistics(p, x), rstd = allocate_statistics(p, x);
   static OpPaths paths(op);
-  norm_forward(paths, p, in, y, {.mean = mean, .rstd = rstd});
+  forward(paths, p, in, y, {.mean = mean, .rstd = rstd});
   return {y, mean, rstd};
 }
 
@@ -176,7 +180,7 @@ Tensors3 layer_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& 
   const NormProblem p = check_norm(op, NormKind::kLayer, {x, nullptr, weight, bias}, 0.0,
                                    weight_offset, normalized_ndim);
   static OpPaths paths(op);
-  return backward(op, &paths, p, grad_y, x, weight, bias, &mean, rstd, grad_mask);
+  return backward(op, paths, p, grad_y, x, weight, bias, &mean, rstd, grad_mask);
 }
 
 Tensors2 add_rms_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
@@ -188,7 +192,7 @@ Tensors2 add_rms_norm(const Tensor& x, const Tensor& residual, const OptTensor& 
   const Tensor y = allocate_y(op, p, x, out_dtype);
   const Tensor residual_out = allocate_residual_out(op, p, residual, residual_dtype);
   static OpPaths paths(op);
-  norm_forward(paths, p, in, y, {.residual_out = residual_out});
+  forward(paths, p, in, y, {.residual_out = residual_out});
   return {y, residual_out};
 }
 
@@ -201,7 +205,7 @@ Tensors3 add_rms_norm_fwd(const Tensor& x, const Tensor& residual, const OptTens
   const Tensor y = allocate_y(op, p, x, out_dtype), rstd = allocate_statistics(p, x);
   const Tensor residual_out = allocate_residual_out(op, p, residual, residual_dtype);
   static OpPaths paths(op);
-  norm_forward(paths, p, in, y, {.residual_out = residual_out, .rstd = rstd});
+  forward(paths, p, in, y, {.residual_out = residual_out, .rstd = rstd});
   return {y, residual_out, rstd};
 }
 
@@ -227,7 +231,7 @@ Tensors2 add_layer_norm(const Tensor& x, const Tensor& residual, const OptTensor
   const Tensor y = allocate_y(op, p, x, out_dtype);
   const Tensor residual_out = allocate_residual_out(op, p, residual, residual_dtype);
   static OpPaths paths(op);
-  norm_forward(paths, p, in, y, {.residual_out = residual_out});
+  forward(paths, p, in, y, {.residual_out = residual_out});
   return {y, residual_out};
 }
 
@@ -241,7 +245,7 @@ Tensors4 add_layer_norm_fwd(const Tensor& x, const Tensor& residual, const OptTe
   const Tensor residual_out = allocate_residual_out(op, p, residual, residual_dtype);
   const Tensor mean = allocate_statistics(p, x), rstd = allocate_statistics(p, x);
   static OpPaths paths(op);
-  norm_forward(paths, p, in, y, {residual_out, mean, rstd});
+  forward(paths, p, in, y, {residual_out, mean, rstd});
   return {y, residual_out, mean, rstd};
 }
 
@@ -264,8 +268,8 @@ Tensor head_norm(const Tensor& x, const Tensor& weight, double eps, double weigh
   const NormInputs in{x, nullptr, w, no_bias};
   const NormProblem p = check_head_norm(op, in, eps, weight_offset);
   const Tensor y = allocate_y(op, p, x, std::nullopt);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {});
   return y;
 }
 
@@ -275,8 +279,8 @@ Tensors2 head_norm_fwd(const Tensor& x, const Tensor& weight, double eps, double
   const NormInputs in{x, nullptr, w, no_bias};
   const NormProblem p = check_head_norm(op, in, eps, weight_offset);
   const Tensor y = allocate_y(op, p, x, std::nullopt), rstd = allocate_statistics(p, x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {.rstd = rstd});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {.rstd = rstd});
   return {y, rstd};
 }
 
@@ -285,9 +289,9 @@ Tensors2 head_norm_bwd(const Tensor& grad_y, const Tensor& x, const Tensor& weig
   constexpr const char* op = "head_norm_bwd";
   const OptTensor w = weight, no_bias;
   const NormProblem p = check_head_norm(op, {x, nullptr, w, no_bias}, 0.0, weight_offset);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  static OpPaths paths(op);
   const auto [grad_x, grad_weight, none] =
-      backward(op, nullptr, p, grad_y, x, w, no_bias, nullptr, rstd, grad_mask & 3);
+      backward(op, paths, p, grad_y, x, w, no_bias, nullptr, rstd, grad_mask & 3);
   return {grad_x, grad_weight};
 }
 

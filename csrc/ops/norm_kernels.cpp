@@ -9,53 +9,102 @@
 namespace ikbo {
 namespace {
 
-// Tensors that live as long as the launch that reads them.
+ElementType element_type(ScalarType type) {
+  return type == ScalarType::BFloat16 ? ElementType::kBfloat16
+         : type == ScalarType::Half   ? ElementType::kFloat16
+                                      : ElementType::kFloat32;
+}
+
+// The tensors of a call as the kernels see them, and what lives as long as the launch for that.
 class Operands {
  public:
-  explicit Operands(const NormProblem& p) : p_(p) {}
+  Operands(const NormProblem& p, const Tensor& x) : p_(p), x_type_(x.scalar_type()) {}
 
-  // x, a residual or a gradient as rows: in place where its layout allows. One row in place of many
-  // (the gradient of a sum) is read as that; what is left is copied.
+  // x, a residual or a gradient as rows: in place where its layout allows. What there is once in
+  // place of many times (the gradient of a sum) is read as that; what is left is copied.
   NormMatrix rows(const Tensor& t) {
-    if (const auto stride = row_stride(t)) return matrix(t, *stride);
-    Tensor first = t;
-    for (int64_t d = 0; d < leading(); ++d) {
-      if (first.size(d) > 1 && first.stride(d) == 0) first = narrow(first, d, 0, 1);
+    if (fits(t)) {
+      if (const auto strides = row_strides(t)) return matrix(t, *strides);
     }
-    const bool one_row = first.numel() == p_.columns;
-    const Tensor& copy = keep(contiguous_copy(one_row ? first : t));
-    return matrix(copy, one_row ? 0 : p_.columns);
+    Tensor once = t;
+    for (int64_t d = 0; d < leading(); ++d) {
+      if (once.size(d) > 1 && once.stride(d) == 0) once = narrow(once, d, 0, 1);
+    }
+    const int64_t count = once.numel(), all_groups = p_.groups * p_.columns;
+    if (count == p_.columns) return matrix(keep(copy(once)), {0, 0});
+    if (count == all_groups) return matrix(keep(copy(once)), {0, p_.columns});
+    return matrix(keep(copy(t)), {all_groups, p_.columns});
   }
   NormMatrix rows(const Tensor* t) { return t != nullptr ? rows(*t) : NormMatrix{}; }
   NormMatrix rows(const OptTensor& t) { return t ? rows(*t) : NormMatrix{}; }
 
+  // weight or bias.
   NormMatrix parameter(const OptTensor& t) {
     if (!t) return {};
-    return matrix(t->is_contiguous() ? *t : keep(contiguous_copy(*t)), p_.columns);
+    const bool as_it_is = fits(*t) && t->is_contiguous() && is_aligned(*t);
+    return matrix(as_it_is ? *t : keep(copy(*t)), {p_.columns, p_.columns});
   }
   const float* statistics(const Tensor* t) {
     if (t == nullptr) return nullptr;
     return (t->is_contiguous() ? *t : keep(contiguous_copy(*t))).const_data_ptr<float>();
   }
 
-  static NormMatrix result(const OptTensor& t, int64_t columns) {
-    return t ? matrix(*t, columns) : NormMatrix{};
+  // What finish() then copies to where the kernel can't write.
+  NormMatrix result(const OptTensor& t) {
+    if (!t) return {};
+    const std::array<int64_t, 2> dense{p_.groups * p_.columns, p_.columns};
+    if (fits(*t)) {
+      if (t->is_contiguous()) return matrix(*t, dense);
+      const auto strides = row_strides(*t);
+      if (strides && (*strides)[0] >= dense[0] && (*strides)[1] >= dense[1]) {
+        return matrix(*t, *strides);
+      }
+    }
+    const Tensor& result = keep(empty(p_.sizes, fits(*t) ? t->scalar_type() : kFloat, *t));
+    late_[late_count_++] = {t, result};
+    return matrix(result, dense);
+  }
+  // A weight's or bias's gradient.
+  NormMatrix sums(const OptTensor& t) {
+    if (!t) return {};
+    if (t->scalar_type() != ScalarType::Double) return matrix(*t, {p_.columns, p_.columns});
+    const Tensor& result = keep(empty(sizes_of(*t), kFloat, *t));
+    late_[late_count_++] = {t, result};
+    return matrix(result, {p_.columns, p_.columns});
+  }
+  void finish() const {
+    for (int i = 0; i < late_count_; ++i) copy_(*late_[i].to, *late_[i].from);
   }
 
  private:
+  static constexpr ScalarType kFloat = ScalarType::Float;
+
   int64_t leading() const { return static_cast<int64_t>(p_.leading.size()); }
 
-  // From row to row of t as [rows, columns], if it can be seen so.
-  std::optional<int64_t> row_stride(const Tensor& t) const {
+  // Kernels read and write x's type and float32, and beside a float32 x any but float64.
+  bool fits(const Tensor& t) const {
+    const ScalarType type = t.scalar_type();
+    if (type == ScalarType::Float8_e4m3fn) return true;  // a quantised y
+    return type == x_type_ || type == kFloat || (x_type_ == kFloat && is_16_bit(type));
+  }
+  Tensor copy(const Tensor& t) const {
+    return fits(t) ? contiguous_copy(t) : contiguous_copy(cast(t, kFloat));
+  }
+
+  // From row to row of a group and from group to group of t, if it can be seen as
+  // [rows, groups, columns] with columns side by side.
+  std::optional<std::array<int64_t, 2>> row_strides(const Tensor& t) const {
     int64_t inner = 1;
     for (int64_t d = t.dim() - 1; d >= leading(); --d) {
       if (t.size(d) == 1) continue;
       if (t.stride(d) != inner) return std::nullopt;
       inner *= t.size(d);
     }
+    int64_t rows_end = leading(), group = p_.columns;
+    if (p_.groups > 1) group = t.stride(--rows_end);
     std::optional<int64_t> stride;
     int64_t outer = 0;
-    for (int64_t d = leading() - 1; d >= 0; --d) {
+    for (int64_t d = rows_end - 1; d >= 0; --d) {
       if (t.size(d) == 1) continue;
       if (!stride) {
         stride = t.stride(d);
@@ -64,7 +113,7 @@ class Operands {
       }
       outer = t.stride(d) * t.size(d);
     }
-    return stride ? stride : p_.columns;
+    return std::array<int64_t, 2>{stride.value_or(p_.groups * p_.columns), group};
   }
 
   const Tensor& keep(Tensor t) {
@@ -72,82 +121,78 @@ class Operands {
     return *kept_[count_++];
   }
 
-  static NormMatrix matrix(const Tensor& t, int64_t stride) {
-    const ElementType type = t.scalar_type() == ScalarType::BFloat16 ? ElementType::kBfloat16
-                             : t.scalar_type() == ScalarType::Half   ? ElementType::kFloat16
-                                                                     : ElementType::kFloat32;
-    return {const_cast<void*>(t.const_data_ptr()), stride * bytes_of(type), type};
+  // Strides in elements, from row to row and from group to group.
+  static NormMatrix matrix(const Tensor& t, std::array<int64_t, 2> strides) {
+    const ElementType type = element_type(t.scalar_type());
+    const int size = t.scalar_type() == ScalarType::Float8_e4m3fn ? 1 : bytes_of(type);
+    return {const_cast<void*>(t.const_data_ptr()), strides[0] * size, strides[1] * size, type};
   }
 
-  const NormProblem& p_;
-  std::array<OptTensor, 8> kept_;
-  int count_ = 0;
-};
+  struct Late {
+    OptTensor to, from;
+  };
 
-bool is_double(const Tensor& t) { return t.scalar_type() == ScalarType::Double; }
-bool is_double(const OptTensor& t) { return t && is_double(*t); }
+  const NormProblem& p_;
+  const ScalarType x_type_;
+  std::array<OptTensor, 12> kept_;
+  int count_ = 0;
+  std::array<Late, 4> late_;
+  int late_count_ = 0;
+};
 
 // Why the kernels don't take the call, or nullptr.
 const char* decline_reason(const NormProblem& p, const Tensor& x) {
+  if (!x.is_cuda()) return nullptr;
   if (!device_properties(x.get_device_index()).is_hopper()) return "the GPU is not a Hopper";
   constexpr int64_t kLimit = int64_t{1} << 31;
+  if (p.sums == ScalarType::Double) return "float64";
   if (p.columns == 0) return "rows without elements";
-  if (p.rows >= kLimit || p.columns >= kLimit) return "2^31 rows or columns";
+  if (p.rows >= kLimit || p.groups * p.columns >= kLimit) return "2^31 rows or columns";
   return nullptr;
-}
-
-const char* decline_reason(const NormProblem& p, const NormInputs& in, const Tensor& y,
-                           const NormOutputs& out) {
-  const bool has_double = is_double(in.x) || (in.residual && is_double(*in.residual)) ||
-                          is_double(in.weight) || is_double(in.bias) || is_double(y) ||
-                          is_double(out.residual_out);
-  return has_double ? "float64" : decline_reason(p, in.x);
-}
-
-const char* decline_reason(const NormProblem& p, const NormBackwardInputs& in,
-                           const NormGrads& grads) {
-  const bool has_double = p.sums == ScalarType::Double || is_double(in.x) || is_double(in.grad_y) ||
-                          is_double(in.grad_residual_out) || is_double(in.weight) ||
-                          is_double(grads.x) || is_double(grads.residual) ||
-                          is_double(grads.weight) || is_double(grads.bias);
-  return has_double ? "float64" : decline_reason(p, in.x);
 }
 
 float* data_of(const OptTensor& t) { return t ? t->mutable_data_ptr<float>() : nullptr; }
 
 NormConfig config_of(NormPass pass, const NormProblem& p, const NormMatrix& x,
                      std::initializer_list<NormMatrix> staged, bool bias_sums, int device) {
-  NormProblemSize size{p.rows, p.columns, bytes_of(x.type), 0, 0, bias_sums};
+  // Without groups nothing is launched.
+  const int groups = static_cast<int>(std::max<int64_t>(p.groups, 1));
+  NormProblemSize size{p.rows, p.columns, groups, bytes_of(x.type), 0, 0, bias_sums};
   for (const NormMatrix& operand : staged) {
-    if (operand.data == nullptr && p.rows > 0) continue;
+    if (operand.data == nullptr && p.rows * p.groups > 0) continue;
     size.staged_bytes += bytes_of(operand.type);
     ++size.staged_operands;
   }
   return norm_config(pass, size, device_limits(device));
 }
 
-void run_forward(OpPaths& paths, const NormProblem& p, const NormInputs& in, const Tensor& y,
-                 const NormOutputs& out) {
+}  // namespace
+
+bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs& in,
+                         const Tensor& y, const NormOutputs& out, const NormScales& scales) {
+  if (!paths.takes_kernel(in.x.is_cuda(), decline_reason(p, in.x))) return false;
   const int device = in.x.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
-  Operands operands(p);
+  Operands operands(p, in.x);
   NormForward f{};
   f.x = operands.rows(in.x);
   f.residual = operands.rows(in.residual);
   f.weight = operands.parameter(in.weight);
   f.bias = operands.parameter(in.bias);
-  f.y = Operands::result(y, p.columns);
-  f.residual_out = Operands::result(out.residual_out, p.columns);
+  f.y = operands.result(y);
+  f.residual_out = operands.result(out.residual_out);
   f.mean = data_of(out.mean);
   f.rstd = data_of(out.rstd);
+  f.scale = scales.given ? scales.given->const_data_ptr<float>() : nullptr;
+  f.row_scales = data_of(scales.of_rows);
   f.rows = p.rows;
   f.eps = static_cast<float>(p.eps);
   f.weight_offset = static_cast<float>(p.weight_offset);
   f.layer = p.kind == NormKind::kLayer;
   const NormConfig config = config_of(NormPass::kForward, p, f.x, {f.x, f.residual}, false, device);
   paths.kernel(config);
-  if (p.rows == 0) return;
+  if (p.rows * p.groups == 0) return true;
   OptTensor ticket;
   if (config.by_ticket) {
     ticket = empty({1}, ScalarType::Int, in.x);
@@ -155,22 +200,25 @@ void run_forward(OpPaths& paths, const NormProblem& p, const NormInputs& in, con
     IKBO_CUDA_CHECK(cudaMemsetAsync(f.ticket, 0, sizeof(uint32_t), stream));
   }
   run_norm_forward(f, config, stream);
+  operands.finish();
+  return true;
 }
 
-void run_backward(OpPaths& paths, const NormProblem& p, const NormBackwardInputs& in,
-                  const NormGrads& grads) {
+bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwardInputs& in,
+                          const NormGrads& grads) {
+  if (!paths.takes_kernel(in.x.is_cuda(), decline_reason(p, in.x))) return false;
   const int device = in.x.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  Operands operands(p);
+  Operands operands(p, in.x);
   NormBackward b{};
   b.x = operands.rows(in.x);
   b.grad_y = operands.rows(in.grad_y);
   b.grad_residual_out = operands.rows(in.grad_residual_out);
   b.weight = operands.parameter(in.weight);
-  b.grad_x = Operands::result(grads.x, p.columns);
-  b.grad_residual = Operands::result(grads.residual, p.columns);
-  b.grad_weight = Operands::result(grads.weight, p.columns);
-  b.grad_bias = Operands::result(grads.bias, p.columns);
+  b.grad_x = operands.result(grads.x);
+  b.grad_residual = operands.result(grads.residual);
+  b.grad_weight = operands.sums(grads.weight);
+  b.grad_bias = operands.sums(grads.bias);
   b.mean = operands.statistics(in.mean);
   b.rstd = operands.statistics(&in.rstd);
   b.rows = p.rows;
@@ -178,35 +226,19 @@ void run_backward(OpPaths& paths, const NormProblem& p, const NormBackwardInputs
   const NormConfig config =
       config_of(NormPass::kBackward, p, b.x, {b.x, b.grad_y, b.grad_residual_out},
                 grads.bias.has_value(), device);
+  paths.kernel(config);
+  if (p.groups == 0) return true;
   const auto partials = [&](const OptTensor& grad) -> OptTensor {
     if (!grad) return std::nullopt;
-    return empty({std::max<int64_t>(config.partials, 1), p.columns}, ScalarType::Float, in.x);
+    return empty({std::max<int64_t>(config.partials, 1), p.groups, p.columns}, ScalarType::Float,
+                 in.x);
   };
   const OptTensor weight_partials = partials(grads.weight), bias_partials = partials(grads.bias);
   b.weight_partials = data_of(weight_partials);
   b.bias_partials = data_of(bias_partials);
-  paths.kernel(config);
   run_norm_backward(b, config, current_stream(device));
-}
-
-}  // namespace
-
-void norm_forward(OpPaths& paths, const NormProblem& p, const NormInputs& in, const Tensor& y,
-                  const NormOutputs& out) {
-  const bool is_cuda = in.x.is_cuda();
-  if (paths.takes_kernel(is_cuda, is_cuda ? decline_reason(p, in, y, out) : nullptr)) {
-    return run_forward(paths, p, in, y, out);
-  }
-  norm_reference(p, in, y, out);
-}
-
-void norm_backward(OpPaths& paths, const NormProblem& p, const NormBackwardInputs& in,
-                   const NormGrads& grads) {
-  const bool is_cuda = in.x.is_cuda();
-  if (paths.takes_kernel(is_cuda, is_cuda ? decline_reason(p, in, grads) : nullptr)) {
-    return run_backward(paths, p, in, grads);
-  }
-  norm_backward_reference(p, in, grads);
+  operands.finish();
+  return true;
 }
 
 }  // namespace ikbo

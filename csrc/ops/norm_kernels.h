@@ -1,4 +1,4 @@
-// The norms on kernels where those take the call, and else by reference.
+// The norms on kernels, where those take the call.
 #pragma once
 
 #include "ops/norm_reference.h"
@@ -6,11 +6,17 @@
 
 namespace ikbo {
 
-// y is contiguous.
-void norm_forward(OpPaths& paths, const NormProblem& p, const NormInputs& in, const Tensor& y,
-                  const NormOutputs& out);
+// The scale of a y in e4m3: one for all, or one a row, found by the op. Neither: y isn't quantised.
+struct NormScales {
+  const OptTensor& given;
+  const OptTensor& of_rows;  // contiguous
+};
 
-void norm_backward(OpPaths& paths, const NormProblem& p, const NormBackwardInputs& in,
-                   const NormGrads& grads);
+// Both record which path the call takes. False: it is left to the reference.
+bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs& in,
+                         const Tensor& y, const NormOutputs& out,
+                         const NormScales& scales = {std::nullopt, std::nullopt});
+bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwardInputs& in,
+                          const NormGrads& grads);
 
 }  // namespace ikbo

@@ -266,28 +266,34 @@ void bind_norm(py::module_& m) {
   py::class_<NormConfig>(m, "NormConfig")
       .def_readonly("mapping", &NormConfig::mapping)
       .def_readonly("rows_per_stage", &NormConfig::rows_per_stage)
+      .def_readonly("groups", &NormConfig::groups)
+      .def_readonly("blocks", &NormConfig::blocks)
+      .def_readonly("owners", &NormConfig::owners)
       .def_readonly("stages", &NormConfig::stages)
       .def_readonly("stage_bytes", &NormConfig::stage_bytes)
       .def_readonly("rings", &NormConfig::rings)
       .def_readonly("grid", &NormConfig::grid)
       .def_readonly("partials", &NormConfig::partials)
       .def_readonly("by_ticket", &NormConfig::by_ticket)
+      .def_property_readonly("sum_bytes", &NormConfig::sum_bytes)
+      .def_property_readonly("ring_bytes", &NormConfig::ring_bytes)
       .def_property_readonly("shared_bytes", &NormConfig::shared_bytes)
       .def("__repr__", [](const NormConfig& config) { return ikbo::to_json(config); });
   m.def(
       "norm_config",
       [](int64_t rows, int64_t columns, const std::vector<int>& staged_bytes, bool bias_sums,
-         bool backward, const ikbo::DeviceLimits& device) {
-        if (columns < 1 || staged_bytes.empty()) throw py::value_error("nothing to normalise");
+         bool backward, const ikbo::DeviceLimits& device, int groups) {
+        if (columns < 1 || groups < 1 || staged_bytes.empty())
+          throw py::value_error("nothing to normalise");
         int sum = 0;
         for (const int bytes : staged_bytes) sum += bytes;
-        return ikbo::norm_config(
-            norm_pass(backward),
-            {rows, columns, staged_bytes[0], sum, static_cast<int>(staged_bytes.size()), bias_sums},
-            device);
+        return ikbo::norm_config(norm_pass(backward),
+                                 {rows, columns, groups, staged_bytes[0], sum,
+                                  static_cast<int>(staged_bytes.size()), bias_sums},
+                                 device);
       },
       py::arg("rows"), py::arg("columns"), py::arg("staged_bytes"), py::arg("bias_sums"),
-      py::arg("backward"), py::arg("device"));
+      py::arg("backward"), py::arg("device"), py::arg("groups") = 1);
 }
 
 }  // namespace

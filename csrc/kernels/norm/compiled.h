@@ -14,7 +14,7 @@ using BackwardKernel = void (*)(NormBackward, NormConfig);
 template <class T>
 ForwardKernel forward_kernel(int kernel_vectors, bool aligned);
 template <class T>
-BackwardKernel backward_kernel(int kernel_vectors, bool aligned, bool bias);
+BackwardKernel backward_kernel(int kernel_vectors, bool aligned);
 
 template <>
 ForwardKernel forward_kernel<__nv_bfloat16>(int kernel_vectors, bool aligned);
@@ -23,10 +23,10 @@ ForwardKernel forward_kernel<__half>(int kernel_vectors, bool aligned);
 template <>
 ForwardKernel forward_kernel<float>(int kernel_vectors, bool aligned);
 template <>
-BackwardKernel backward_kernel<__nv_bfloat16>(int kernel_vectors, bool aligned, bool bias);
+BackwardKernel backward_kernel<__nv_bfloat16>(int kernel_vectors, bool aligned);
 template <>
-BackwardKernel backward_kernel<__half>(int kernel_vectors, bool aligned, bool bias);
+BackwardKernel backward_kernel<__half>(int kernel_vectors, bool aligned);
 template <>
-BackwardKernel backward_kernel<float>(int kernel_vectors, bool aligned, bool bias);
+BackwardKernel backward_kernel<float>(int kernel_vectors, bool aligned);
 
 }  // namespace ikbo::norm

@@ -9,8 +9,8 @@ namespace ikbo::norm {
 #define IKBO_NORM_FORWARD(T)                                                           \
   template <>                                                                          \
   ForwardKernel forward_kernel<T>(int kernel_vectors, bool aligned) {                  \
-    if (kernel_vectors == 1) {                                                         \
-      return aligned ? norm_forward_sm90<T, 1, true> : norm_forward_sm90<T, 1, false>; \
+    if (kernel_vectors <= 2) {                                                         \
+      return aligned ? norm_forward_sm90<T, 2, true> : norm_forward_sm90<T, 2, false>; \
     }                                                                                  \
     if (kernel_vectors == 4) {                                                         \
       return aligned ? norm_forward_sm90<T, 4, true> : norm_forward_sm90<T, 4, false>; \

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <initializer_list>
+
 #include "hopper/dependent_launch.cuh"
 #include "kernels/norm/compiled.h"
 #include "kernels/norm/looped_sm90.cuh"
@@ -10,8 +13,8 @@ namespace {
 
 constexpr int kFinishColumns = 32, kFinishGroups = 16;
 
-// Adds up the partials of a column, in the same order each time: sixteen warps take every sixteenth
-// row each, and their sums are added one by one.
+// Adds up the partials of a column, of all groups' columns side by side, in the same order each
+// time: sixteen warps take every sixteenth row each, and their sums are added one by one.
 __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
     norm_finish_sm90(const __grid_constant__ NormBackward p, int64_t columns, int partials) {
   __shared__ float sums[kFinishGroups][kFinishColumns];
@@ -31,19 +34,25 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
   if (group != 0 || column >= columns) return;
   for (int g = 1; g < kFinishGroups; ++g) sum += sums[g][lane];
   const NormMatrix& to = bias ? p.grad_bias : p.grad_weight;
-  with_type(to.type, [&](auto zero) {
+  with_type<float>(to.type, [&](auto zero) {
     using T = decltype(zero);
     static_cast<T*>(to.data)[column] = static_cast<T>(sum);
   });
 }
 
-bool is_aligned(const NormMatrix& m, int64_t rows) {
+// To 16 bytes, and so are all rows.
+bool is_aligned(const NormMatrix& m, int64_t rows, int groups) {
   return m.data == nullptr ||
-         (reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && (rows <= 1 || m.row_bytes % 16 == 0));
+         (reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && (rows <= 1 || m.row_bytes % 16 == 0) &&
+          (groups <= 1 || m.group_bytes % 16 == 0));
 }
 
-// Results and parameters only need their vectors aligned: rows of whole vectors are.
-bool is_aligned_row(const NormMatrix& m) { return is_aligned(m, 1); }
+bool are_aligned(std::initializer_list<NormMatrix> operands, int64_t rows,
+                 const NormConfig& config) {
+  return config.mapping.columns % config.mapping.vector == 0 &&
+         std::all_of(operands.begin(), operands.end(),
+                     [&](const NormMatrix& m) { return is_aligned(m, rows, config.groups); });
+}
 
 ForwardKernel forward_kernel_of(ElementType type, int kernel_vectors, bool aligned) {
   if (type == ElementType::kBfloat16) {
@@ -53,12 +62,12 @@ ForwardKernel forward_kernel_of(ElementType type, int kernel_vectors, bool align
   return forward_kernel<float>(kernel_vectors, aligned);
 }
 
-BackwardKernel backward_kernel_of(ElementType type, int kernel_vectors, bool aligned, bool bias) {
+BackwardKernel backward_kernel_of(ElementType type, int kernel_vectors, bool aligned) {
   if (type == ElementType::kBfloat16) {
-    return backward_kernel<__nv_bfloat16>(kernel_vectors, aligned, bias);
+    return backward_kernel<__nv_bfloat16>(kernel_vectors, aligned);
   }
-  if (type == ElementType::kFloat16) return backward_kernel<__half>(kernel_vectors, aligned, bias);
-  return backward_kernel<float>(kernel_vectors, aligned, bias);
+  if (type == ElementType::kFloat16) return backward_kernel<__half>(kernel_vectors, aligned);
+  return backward_kernel<float>(kernel_vectors, aligned);
 }
 
 LaunchShape shape_of(const NormConfig& config) {
@@ -75,56 +84,51 @@ LaunchShape shape_of(const NormConfig& config) {
 void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream) {
   if (config.mapping.looped) {
     launch(norm::norm_forward_looped_sm90, norm::shape_of(config), stream, p,
-           config.mapping.columns);
+           config.mapping.columns, config.groups);
     return;
   }
-  const bool aligned = config.mapping.columns % config.mapping.vector == 0 &&
-                       norm::is_aligned(p.x, p.rows) && norm::is_aligned(p.residual, p.rows) &&
-                       norm::is_aligned_row(p.weight) && norm::is_aligned_row(p.bias) &&
-                       norm::is_aligned_row(p.y) && norm::is_aligned_row(p.residual_out);
+  // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
+  const bool aligned = norm::are_aligned({p.x, p.residual, p.residual_out}, p.rows, config) &&
+                       (p.quantizes() || norm::are_aligned({p.y}, p.rows, config));
   launch(norm::forward_kernel_of(p.x.type, config.mapping.kernel_vectors, aligned),
          norm::shape_of(config), stream, p, config);
 }
 
 void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStream_t stream) {
-  const int64_t columns = config.mapping.columns;
+  const int64_t columns = config.mapping.columns, all_columns = columns * config.groups;
   if (p.rows > 0 && config.mapping.looped) {
     if (p.grad_x.data != nullptr || p.grad_residual.data != nullptr) {
-      launch(norm::norm_backward_looped_sm90, norm::shape_of(config), stream, p, columns);
+      launch(norm::norm_backward_looped_sm90, norm::shape_of(config), stream, p, columns,
+             config.groups);
     }
     if (p.weight_partials != nullptr || p.bias_partials != nullptr) {
-      launch(
-          norm::norm_partials_looped_sm90,
-          {{static_cast<unsigned>((columns + 255) / 256), static_cast<unsigned>(config.partials)},
-           256},
-          stream, p, columns);
+      launch(norm::norm_partials_looped_sm90,
+             {{static_cast<unsigned>((all_columns + 255) / 256),
+               static_cast<unsigned>(config.partials)},
+              256},
+             stream, p, columns, config.groups);
     }
   } else if (p.rows > 0) {
-    const bool aligned = columns % config.mapping.vector == 0 && norm::is_aligned(p.x, p.rows) &&
-                         norm::is_aligned(p.grad_y, p.rows) &&
-                         norm::is_aligned(p.grad_residual_out, p.rows) &&
-                         norm::is_aligned_row(p.weight) && norm::is_aligned_row(p.grad_x) &&
-                         norm::is_aligned_row(p.grad_residual);
-    launch(norm::backward_kernel_of(p.x.type, config.mapping.kernel_vectors, aligned,
-                                    p.bias_partials != nullptr),
+    const bool aligned = norm::are_aligned(
+        {p.x, p.grad_y, p.grad_residual_out, p.grad_x, p.grad_residual}, p.rows, config);
+    launch(norm::backward_kernel_of(p.x.type, config.mapping.kernel_vectors, aligned),
            norm::shape_of(config), stream, p, config);
   }
   if (p.weight_partials == nullptr && p.bias_partials == nullptr) return;
   LaunchShape shape{
-      {static_cast<unsigned>((columns + norm::kFinishColumns - 1) / norm::kFinishColumns), 2},
+      {static_cast<unsigned>((all_columns + norm::kFinishColumns - 1) / norm::kFinishColumns), 2},
       norm::kFinishColumns * norm::kFinishGroups};
   shape.overlaps_previous = p.rows > 0;
-  launch(norm::norm_finish_sm90, shape, stream, p, columns, p.rows > 0 ? config.partials : 0);
+  launch(norm::norm_finish_sm90, shape, stream, p, all_columns, p.rows > 0 ? config.partials : 0);
 }
 
 void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
-    for (const int vectors : {1, 4, 9}) {
+    for (const int vectors : {1, 2, 4, 9}) {
       for (const bool aligned : {false, true}) {
         load_kernel(norm::forward_kernel_of(type, vectors, aligned));
-        load_kernel(norm::backward_kernel_of(type, vectors, aligned, true));
-        if (aligned) load_kernel(norm::backward_kernel_of(type, vectors, aligned, false));
+        load_kernel(norm::backward_kernel_of(type, vectors, aligned));
       }
     }
   }

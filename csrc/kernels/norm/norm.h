@@ -12,36 +12,42 @@ namespace ikbo {
 
 inline int bytes_of(ElementType type) { return type == ElementType::kFloat32 ? 4 : 2; }
 
-// A matrix, its elements side by side. Where it is absent, data is null.
+// Rows of each group, their elements side by side. Where it is absent, data is null.
 struct NormMatrix {
   void* data;
-  int64_t row_bytes;  // from row to row; 0 for one row in place of all
+  int64_t row_bytes;    // from row to row of a group; 0 for one row in place of all
+  int64_t group_bytes;  // from group to group
   ElementType type;
 };
 
+// Of the types x has one, and every other operand x's or float32; beside an x in float32, any.
 struct NormForward {
-  NormMatrix x, residual;      // normalised is x + residual
-  NormMatrix weight, bias;     // one row each
-  NormMatrix y, residual_out;  // contiguous
-  float *mean, *rstd;          // [rows] each; may be null
-  uint32_t* ticket;            // zero, where the config goes by ticket
-  int64_t rows;
+  NormMatrix x, residual;   // normalised is x + residual
+  NormMatrix weight, bias;  // one row each, aligned to 16 bytes
+  NormMatrix y, residual_out;
+  float *mean, *rstd;  // [rows, groups] each; may be null
+  const float* scale;  // of y where it is in e4m3: one for all,
+  float* row_scales;   // or of each row, [rows, groups], found here
+  uint32_t* ticket;    // zero, where the config goes by ticket
+  int64_t rows;        // of a group
   float eps, weight_offset;
   bool layer;
+
+  __host__ __device__ bool quantizes() const { return scale || row_scales; }
 };
 
 struct NormBackward {
   NormMatrix x, grad_y, grad_residual_out;
   NormMatrix weight;
-  NormMatrix grad_x, grad_residual;  // the same gradient in two types; contiguous
+  NormMatrix grad_x, grad_residual;  // the same gradient in two types
   NormMatrix grad_weight, grad_bias;
-  const float *mean, *rstd;                // mean: LayerNorm only
-  float *weight_partials, *bias_partials;  // [config.partials, columns] each, where wanted
+  const float *mean, *rstd;                // [rows, groups]; mean: LayerNorm only
+  float *weight_partials, *bias_partials;  // [config.partials, groups, columns], where wanted
   int64_t rows;
   float weight_offset;
 };
 
-// 1 <= rows < 2^31. The types of all operands are the op's own; x's is one the config was made for.
+// 1 <= rows < 2^31. The config was made for the problem.
 void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream);
 // 0 <= rows < 2^31: without rows the sums over rows are zero.
 void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStream_t stream);

@@ -25,10 +25,10 @@ struct Staged {
   bool together;  // a stage's rows lie one behind the other
 
   // Returns what follows in the stage.
-  __device__ int init(const NormMatrix& m, int64_t first_column, int columns, int offset_,
-                      int rows_per_stage) {
+  __device__ int init(const NormMatrix& m, int group, int64_t first_column, int columns,
+                      int offset_, int rows_per_stage) {
     const int size = size_of(m.type);
-    data = static_cast<const char*>(m.data) + first_column * size;
+    data = static_cast<const char*>(m.data) + group * m.group_bytes + first_column * size;
     row_stride = m.row_bytes;
     row_bytes = columns * size;
     const int pitch = (row_bytes + 15) / 16 * 16 + 16;
@@ -68,91 +68,123 @@ struct Staged {
   }
 };
 
+// A parameter or a result: of the CTA's group, from its first column on.
+struct Target {
+  char* data;  // of row 0
+  int64_t row_bytes;
+
+  __device__ void init(const NormMatrix& m, int group, int64_t first_column, int size) {
+    data = static_cast<char*>(m.data) + group * m.group_bytes + first_column * size;
+    row_bytes = m.row_bytes;
+  }
+  __device__ void init(const NormMatrix& m, int group, int64_t first_column) {
+    init(m, group, first_column, size_of(m.type));
+  }
+  __device__ char* row(uint32_t row) const { return data + row * row_bytes; }
+};
+
 // The ring of stages of a warp that has rows of its own, or of the CTA. A block is a stage's rows.
 // A ring's blocks are every owners-th; by ticket only its first ones are, then whichever is next.
 struct Ring {
+  const NormConfig& config;
+  const uint32_t rows;
   const Staged* operands;  // in shared memory
-  int operand_count;
-  char* bytes;
-  hopper::Barrier* full;
-  uint32_t* drawn;  // by ticket: a stage's block
-  int stage_bytes, stages, rows_per_stage;
-  uint32_t rows, blocks, owners;
-  uint32_t* ticket;  // null where blocks are strided
-  bool loads;        // whether the warp is the one that loads
-
-  // The loading warp.
-  uint32_t next;
-  int loaded = 0;       // by ticket: up to `stages`
-  uint32_t number = 0;  // by ticket: drawn one block ahead, lane 0's
+  const int operand_count;
+  char* const bytes;
+  hopper::Barrier* const full;
+  uint32_t* const ticket;  // null where blocks are strided
+  uint32_t* const drawn;   // by ticket: a stage's block
 
   // All readers.
+  uint32_t block;
   int slot = 0;
   uint32_t phase = 0;
-  uint32_t block;
 
-  __device__ void begin(uint32_t owner) {
-    next = block = owner;
+  // By ticket, in the loading warp, which is the same all the time.
+  int loaded = 0;       // up to `stages`
+  uint32_t number = 0;  // drawn one block ahead, lane 0's
+
+  // Both by one warp: the first loads of all stages; a later load into a stage that all readers
+  // have done with, when they go on from block `done`.
+  __device__ void load_first() {
 #pragma unroll 1
-    for (int s = 0; s < stages; ++s) load_next(s);
+    for (int s = 0; s < config.stages; ++s) load(s, block + s * config.owners);
   }
-
-  // Loads the next block into a stage that all readers have done with.
-  __device__ void load_next(int stage) {
-    if (!loads) return;
-    if (ticket && loaded == stages) {
-      next = stages * owners + __shfl_sync(0xffffffffu, number, 0);
-    }
-    const bool has_next = next < blocks;
-    if (has_next) {
-      const uint32_t first = next * rows_per_stage;
-      const int count = static_cast<int>(min(static_cast<uint32_t>(rows_per_stage), rows - first));
-#pragma unroll 1
-      for (int i = 0; i < operand_count; ++i) {
-        operands[i].load(bytes + stage * stage_bytes, first, count, full[stage]);
-      }
-    }
-    __syncwarp();  // all bytes are expected
-    if (threadIdx.x % 32 == 0) {
-      if (ticket) drawn[stage] = next;
-      if (ticket || has_next) hopper::arrive(full[stage]);
-    }
-    if (!ticket) {
-      next += owners;
-    } else if (loaded < stages - 1) {
-      ++loaded;
-      next += owners;
-    } else {
-      loaded = stages;
-      if (threadIdx.x % 32 == 0) number = atomicAdd(ticket, 1u);
-    }
+  __device__ void load_again(int stage, uint32_t done) {
+    load(stage, done + config.stages * config.owners);
   }
 
   // Whether there is a block at hand; waits for it.
   __device__ bool wait() {
     if (!ticket) {
-      if (block >= blocks) return false;
+      if (block >= config.blocks) return false;
       hopper::wait(full[slot], phase);
       return true;
     }
     hopper::wait(full[slot], phase);
     block = drawn[slot];
-    return block < blocks;
+    return block < config.blocks;
   }
   __device__ void advance() {
-    block += owners;
-    if (++slot == stages) slot = 0, phase ^= 1;
+    block += config.owners;
+    if (++slot == config.stages) slot = 0, phase ^= 1;
   }
-  __device__ const char* stage() const { return bytes + slot * stage_bytes; }
+  __device__ const char* stage() const { return bytes + slot * config.stage_bytes; }
+  __device__ uint32_t first_row() const { return block * config.rows_per_stage; }
+  __device__ int rows_from(uint32_t first) const {
+    return static_cast<int>(min(static_cast<uint32_t>(config.rows_per_stage), rows - first));
+  }
+
+ private:
+  __device__ void load(int stage, uint32_t next) {
+    const bool leader = threadIdx.x % 32 == 0;
+    if (ticket && loaded == config.stages) {
+      next = config.stages * config.owners + __shfl_sync(0xffffffffu, number, 0);
+    }
+    const bool has_next = next < config.blocks;
+    if (has_next) {
+      const uint32_t first = next * config.rows_per_stage;
+      const int count = rows_from(first);
+#pragma unroll 1
+      for (int i = 0; i < operand_count; ++i) {
+        operands[i].load(bytes + stage * config.stage_bytes, first, count, full[stage]);
+      }
+    }
+    __syncwarp();  // all bytes are expected
+    if (leader && ticket) drawn[stage] = next;
+    if (leader && (ticket || has_next)) hopper::arrive(full[stage]);
+    if (!ticket) return;
+    if (loaded < config.stages) ++loaded;
+    if (leader && loaded == config.stages) number = atomicAdd(ticket, 1u);
+  }
 };
 
-// A sum over the lanes of a row, for all of them: `lanes` is a power of two, or a whole warp's.
-__device__ inline float sum_lanes(float value, int lanes) {
+// Over the lanes of a row, for all of them: `lanes` is a power of two, or at least a whole warp's.
+template <class Merge>
+__device__ inline float merge_lanes(float value, int lanes, const Merge& merge) {
 #pragma unroll
   for (int offset = 16; offset >= 1; offset /= 2) {
-    if (offset < lanes) value += __shfl_xor_sync(0xffffffffu, value, offset);
+    if (offset < lanes) value = merge(value, __shfl_xor_sync(0xffffffffu, value, offset));
   }
   return value;
+}
+__device__ inline float sum_lanes(float value, int lanes) {
+  return merge_lanes(value, lanes, [](float a, float b) { return a + b; });
+}
+// NaN where there is one.
+__device__ inline float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+__device__ inline float max_lanes(float value, int lanes) {
+  return merge_lanes(value, lanes, max_or_nan);
+}
+
+// The scale of a row whose largest value is `largest`, which then becomes e4m3's largest. At least
+// the smallest normal number: a row of zeros then divides into zeros.
+__device__ inline float scale_of_row(float largest) {
+  return max_or_nan(largest / 448.0f, 1.17549435e-38f);
 }
 
 // Sums of a CTA's warps and of a cluster's CTAs on their way to all of them. Two of each: a value
