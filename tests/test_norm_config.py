@@ -57,13 +57,14 @@ def test_threads(n: int, size: int, backward: bool) -> None:
     if mapping.looped:
         return
     assert mapping.cluster in (1, 2, 4, 8, 16)
-    assert 1 <= mapping.thread_vectors <= mapping.kernel_vectors <= 9
-    assert mapping.warps <= (8 if mapping.kernel_vectors == 9 else 16)
-    if mapping.lanes <= 32:
-        assert mapping.row_warps == mapping.cluster == 1
-        assert mapping.lanes & (mapping.lanes - 1) == 0
+    assert mapping.thread_vectors in (1, 2, 3, 4, 5, 9)
+    if mapping.in_warp:
+        assert mapping.cluster == 1
+        assert mapping.lanes in (1, 2, 4, 8, 16, 32)
+        assert mapping.warps == (8 if not backward or mapping.thread_vectors == 9 else 12)
     else:
-        assert mapping.lanes == 32 * mapping.warps == 32 * mapping.row_warps
+        assert mapping.thread_vectors <= 4
+        assert mapping.lanes == 32 * mapping.warps <= 512
     # Every CTA of a cluster has columns, from a multiple of a vector on.
     assert (mapping.cluster - 1) * mapping.cta_columns < n
     assert mapping.cluster == 1 or mapping.cta_columns % mapping.vector == 0
@@ -92,31 +93,44 @@ def test_long_rows_take_clusters_and_longer_ones_a_loop() -> None:
 
 @given(
     st.integers(0, 200_000), columns, st.lists(element_bytes, min_size=1, max_size=2), directions,
-    st.booleans(), st.sampled_from(DEVICES),
+    st.booleans(), st.sampled_from(DEVICES), st.sampled_from([1, 1, 5, 32, 200]),
 )  # fmt: skip
 def test_config(
-    rows: int, n: int, staged: list[int], backward: bool, bias: bool, device: _host.DeviceLimits
-) -> None:
+    rows: int, n: int, staged: list[int], backward: bool, bias: bool, device: _host.DeviceLimits,
+    groups: int,
+) -> None:  # fmt: skip
     if backward:
         staged = [*staged, 2]
-    config = _host.norm_config(rows, n, staged, bias, backward, device)
+    operands = tuple([*staged, 0, 0][:3])
+    config = _host.norm_config(rows, n, operands, bias, backward, device, groups)
     mapping = config.mapping
-    assert config.grid % mapping.cluster == 0
     assert json.loads(repr(config))["grid"] == config.grid
     if mapping.looped:
         return
-    assert (2 if backward and mapping.lanes > 32 else 1) <= config.stages <= 6
+    assert config.grid % (mapping.cluster * groups) == 0
+    teams = config.grid // mapping.cluster // groups
+    if config.direct:
+        assert not backward and config.shared_bytes == 0
+        each = mapping.warps * max(1, 32 // mapping.lanes) if mapping.in_warp else 1
+        assert teams == -(-rows // each)
+        return
+    assert (1 if mapping.in_warp else 2) <= config.stages <= 6
     assert config.shared_bytes + STATIC_BYTES <= SHARED_BYTES
-    assert config.rings == (mapping.warps if mapping.lanes <= 32 else 1)
+    assert config.rings == (mapping.warps if mapping.in_warp else 1)
     assert config.rows_per_stage % max(1, 32 // mapping.lanes) == 0
+    assert not backward or mapping.in_warp or config.rows_per_stage <= 2
     # The rows of a stage, each of which may begin and end within 16 bytes.
-    spans = sum(-(-mapping.cta_columns * size // 16) * 16 + 16 for size in staged)
-    assert config.stage_bytes >= spans * config.rows_per_stage
-    # No CTA and no partial without rows.
-    blocks = -(-rows // (config.rows_per_stage * config.rings))
-    assert config.partials == config.grid // mapping.cluster <= blocks
+    spans = [-(-mapping.cta_columns * size // 16) * 16 + 16 if size else 0 for size in operands]
+    assert config.pitches == spans
+    assert config.stage_bytes >= sum(spans) * config.rows_per_stage
+    # Blocks cover the rows. No CTA and no partial without rows.
+    assert 0 <= config.blocks * config.rows_per_stage - rows < config.rows_per_stage
+    assert teams == config.partials == -(-config.owners // config.rings)
+    assert teams <= -(-config.blocks // config.rings)
     if backward and config.rings > 1:  # where the sums of the warps are added up
-        assert config.shared_bytes >= 4 * n * config.rings
+        assert config.ring_bytes >= config.sum_bytes
+    if backward and bias:
+        assert config.shared_bytes == config.ring_bytes + config.sum_bytes
 
 
 @given(columns, element_bytes, directions, st.integers(1, 10**6), st.integers(1, 10**6))
@@ -124,8 +138,8 @@ def test_mapping_does_not_depend_on_the_rows(
     n: int, size: int, backward: bool, few: int, many: int
 ) -> None:
     layouts = {
-        (m.lanes, m.row_warps, m.thread_vectors, m.cluster, m.cta_columns)
+        (m.lanes, m.thread_vectors, m.cluster, m.cta_columns)
         for rows in (few, many)
-        for m in [_host.norm_config(rows, n, [size, 2], False, backward, H200).mapping]
+        for m in [_host.norm_config(rows, n, (size, 2, 0), False, backward, H200).mapping]
     }
     assert len(layouts) == 1

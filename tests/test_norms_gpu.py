@@ -19,12 +19,23 @@ pytestmark = pytest.mark.gpu
 NAN = float("nan")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 GUARD = 64
-COLUMNS = [1, 7, 8, 64, 127, 128, 192, 384, 576, 768, 1000, 1024, 1152, 2560, 4095, 4096, 5120,
-           8192, 16384, 16392, 65536, 131072, 262144, 262152]  # fmt: skip
-ROWS = [0, 1, 7, 133, 1000]
+# Every number of vectors a thread and of CTAs a row, rows that leave threads idle, odd ones.
+COLUMNS = [1, 7, 64, 127, 128, 257, 384, 576, 640, 769, 1000, 1024, 1280, 2560, 4095, 4096, 6144,
+           8192, 16384, 16392, 65537, 131072, 262144, 262152]  # fmt: skip
+FP16_COLUMNS = [100, 384, 1024, 4096, 20001]  # only its conversions differ from bf16
+    100,
+    384,
+    1024,
+    4096,
+    20001,
+]  # fp16 differs from bf16 in nothing but the conversions
+WIDTHS = [(dtype, n) for dtype in (torch.bfloat16, torch.float32) for n in COLUMNS]
+WIDTHS += [(torch.float16, n) for n in FP16_COLUMNS]
+ROWS = [0, 7, 1000]  # a few, which go without a ring; more
 NORMS = ["rms_norm", "layer_norm"]
 every_norm = pytest.mark.parametrize("name", NORMS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_width = pytest.mark.parametrize(("dtype", "columns"), WIDTHS)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +68,7 @@ def define(name: str, *args: Any) -> tuple[Tensor, ...]:
 
 def rows_of(rows: int, columns: int) -> int:
     """Fewer rows where they are long: the test's time and memory."""
-    return min(rows, max(1, 2**24 // columns))
+    return min(rows, max(9, 2**23 // columns))
 
 
 def check_forward(name: str, args: list[Any]) -> None:
@@ -104,6 +115,9 @@ def check_backward(
         assert result.shape == want.shape
         if result.numel() == 0:
             continue
+        if grad.numel() == 0:
+            assert (result == 0).all()
+            continue
         largest = want.abs().max()
         error = (result.double() - want).abs().max()
         of_plain = (ours.double() - want).abs().max()
@@ -114,8 +128,7 @@ def check_backward(
 
 
 @every_norm
-@every_dtype
-@pytest.mark.parametrize("columns", COLUMNS)
+@every_width
 def test_forward(name: str, dtype: torch.dtype, columns: int) -> None:
     weight, bias = randn(columns, dtype=dtype), randn(columns, dtype=torch.float32)
     for rows in sorted({rows_of(r, columns) for r in ROWS}):
@@ -124,8 +137,7 @@ def test_forward(name: str, dtype: torch.dtype, columns: int) -> None:
 
 
 @every_norm
-@every_dtype
-@pytest.mark.parametrize("columns", COLUMNS)
+@every_width
 def test_backward(name: str, dtype: torch.dtype, columns: int) -> None:
     weight, bias = randn(columns, dtype=dtype), randn(columns, dtype=dtype)
     for rows in sorted({rows_of(r, columns) for r in ROWS}):
@@ -264,4 +276,4 @@ def _explained(name: str, *args: Tensor) -> str:
     rows, columns = args[0].shape
     device = torch.cuda.get_device_properties(0)
     limits = _host.DeviceLimits(device.multi_processor_count, device.L2_cache_size, 232448)
-    return repr(_host.norm_config(rows, columns, [2], False, False, limits))
+    return repr(_host.norm_config(rows, columns, (2, 0, 0), False, False, limits))

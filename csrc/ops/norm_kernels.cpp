@@ -153,15 +153,16 @@ const char* decline_reason(const NormProblem& p, const Tensor& x) {
 
 float* data_of(const OptTensor& t) { return t ? t->mutable_data_ptr<float>() : nullptr; }
 
-NormConfig config_of(NormPass pass, const NormProblem& p, const NormMatrix& x,
-                     std::initializer_list<NormMatrix> staged, bool bias_sums, int device) {
+// `staged`: x, and what else goes through the kernel's ring.
+NormConfig config_of(NormPass pass, const NormProblem& p, std::initializer_list<NormMatrix> staged,
+                     bool bias_sums, int device) {
   // Without groups nothing is launched.
   const int groups = static_cast<int>(std::max<int64_t>(p.groups, 1));
-  NormProblemSize size{p.rows, p.columns, groups, bytes_of(x.type), 0, 0, bias_sums};
+  NormProblemSize size{p.rows, p.columns, groups, {}, bias_sums};
+  int i = 0;
   for (const NormMatrix& operand : staged) {
-    if (operand.data == nullptr && p.rows * p.groups > 0) continue;
-    size.staged_bytes += bytes_of(operand.type);
-    ++size.staged_operands;
+    const bool is_there = i == 0 || operand.data != nullptr;  // without rows x's data may be null
+    size.staged[i++] = is_there ? bytes_of(operand.type) : 0;
   }
   return norm_config(pass, size, device_limits(device));
 }
@@ -190,7 +191,7 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   f.eps = static_cast<float>(p.eps);
   f.weight_offset = static_cast<float>(p.weight_offset);
   f.layer = p.kind == NormKind::kLayer;
-  const NormConfig config = config_of(NormPass::kForward, p, f.x, {f.x, f.residual}, false, device);
+  const NormConfig config = config_of(NormPass::kForward, p, {f.x, f.residual}, false, device);
   paths.kernel(config);
   if (p.rows * p.groups == 0) return true;
   OptTensor ticket;
@@ -223,9 +224,8 @@ bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwa
   b.rstd = operands.statistics(&in.rstd);
   b.rows = p.rows;
   b.weight_offset = static_cast<float>(p.weight_offset);
-  const NormConfig config =
-      config_of(NormPass::kBackward, p, b.x, {b.x, b.grad_y, b.grad_residual_out},
-                grads.bias.has_value(), device);
+  const NormConfig config = config_of(NormPass::kBackward, p, {b.x, b.grad_y, b.grad_residual_out},
+                                      grads.bias.has_value(), device);
   paths.kernel(config);
   if (p.groups == 0) return true;
   const auto partials = [&](const OptTensor& grad) -> OptTensor {

@@ -248,11 +248,10 @@ void bind_norm(py::module_& m) {
       .def_readonly("vector", &NormMapping::vector)
       .def_readonly("cluster", &NormMapping::cluster)
       .def_readonly("warps", &NormMapping::warps)
-      .def_readonly("row_warps", &NormMapping::row_warps)
       .def_readonly("lanes", &NormMapping::lanes)
       .def_readonly("thread_vectors", &NormMapping::thread_vectors)
-      .def_readonly("kernel_vectors", &NormMapping::kernel_vectors)
       .def_readonly("cta_columns", &NormMapping::cta_columns)
+      .def_property_readonly("in_warp", &NormMapping::in_warp)
       .def_property_readonly("idle_slots", &NormMapping::idle_slots)
       .def("column", &NormMapping::column, py::arg("cta"), py::arg("thread"), py::arg("v"),
            py::arg("e"));
@@ -265,12 +264,14 @@ void bind_norm(py::module_& m) {
       py::arg("columns"), py::arg("element_bytes"), py::arg("backward"));
   py::class_<NormConfig>(m, "NormConfig")
       .def_readonly("mapping", &NormConfig::mapping)
-      .def_readonly("rows_per_stage", &NormConfig::rows_per_stage)
       .def_readonly("groups", &NormConfig::groups)
+      .def_readonly("direct", &NormConfig::direct)
+      .def_readonly("rows_per_stage", &NormConfig::rows_per_stage)
       .def_readonly("blocks", &NormConfig::blocks)
       .def_readonly("owners", &NormConfig::owners)
       .def_readonly("stages", &NormConfig::stages)
       .def_readonly("stage_bytes", &NormConfig::stage_bytes)
+      .def_readonly("pitches", &NormConfig::pitches)
       .def_readonly("rings", &NormConfig::rings)
       .def_readonly("grid", &NormConfig::grid)
       .def_readonly("partials", &NormConfig::partials)
@@ -281,18 +282,14 @@ void bind_norm(py::module_& m) {
       .def("__repr__", [](const NormConfig& config) { return ikbo::to_json(config); });
   m.def(
       "norm_config",
-      [](int64_t rows, int64_t columns, const std::vector<int>& staged_bytes, bool bias_sums,
-         bool backward, const ikbo::DeviceLimits& device, int groups) {
-        if (columns < 1 || groups < 1 || staged_bytes.empty())
+      [](int64_t rows, int64_t columns, const std::array<int, NormConfig::kMaxStaged>& staged,
+         bool bias_sums, bool backward, const ikbo::DeviceLimits& device, int groups) {
+        if (columns < 1 || groups < 1 || staged[0] < 1)
           throw py::value_error("nothing to normalise");
-        int sum = 0;
-        for (const int bytes : staged_bytes) sum += bytes;
-        return ikbo::norm_config(norm_pass(backward),
-                                 {rows, columns, groups, staged_bytes[0], sum,
-                                  static_cast<int>(staged_bytes.size()), bias_sums},
+        return ikbo::norm_config(norm_pass(backward), {rows, columns, groups, staged, bias_sums},
                                  device);
       },
-      py::arg("rows"), py::arg("columns"), py::arg("staged_bytes"), py::arg("bias_sums"),
+      py::arg("rows"), py::arg("columns"), py::arg("staged"), py::arg("bias_sums"),
       py::arg("backward"), py::arg("device"), py::arg("groups") = 1);
 }
 

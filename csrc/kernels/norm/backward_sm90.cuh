@@ -16,10 +16,16 @@ namespace ikbo::norm {
 inline constexpr int kBackwardRings = 12;
 
 // Of two rows: the sums of g * xhat and of g.
+template <int kMost>
 struct PairSums {
-  __device__ float4 operator()(float4 part) const {
-    const auto sum = [](float value) { return sum_lanes(value, kMaxWarps); };
-    return {sum(part.x), sum(part.y), sum(part.z), sum(part.w)};
+  bool layer, pair;
+
+  __device__ float4 operator()(float4 part, int width, bool = false) const {
+    part.x = sum_lanes<kMost>(part.x, width);
+    if (layer) part.y = sum_lanes<kMost>(part.y, width);
+    if (pair) part.z = sum_lanes<kMost>(part.z, width);
+    if (pair && layer) part.w = sum_lanes<kMost>(part.w, width);
+    return part;
   }
 };
 
@@ -74,52 +80,58 @@ struct Slots {
   }
 };
 
-template <class T, int kVectors, bool kAligned>
-__global__ void __launch_bounds__(kVectors > 4 ? 256 : 512, 1)
+// Rows within a warp: twelve warps an SM, or eight with registers for 9 vectors. Rows over warps:
+// sixteen.
+template <int kVectors, bool kInWarp>
+inline constexpr int kBackwardThreads = !kInWarp       ? 512
+                                        : kVectors > 5 ? 256
+                                                       : 384;
+
+template <class T, int kVectors, bool kInWarp, bool kFull>
+__global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     norm_backward_sm90(const __grid_constant__ NormBackward p,
                        const __grid_constant__ NormConfig config) {
   constexpr int kVector = 16 / sizeof(T);
-  // Short rows leave registers to hold the weight. With long ones there are none for more than one
-  // vector at a time: the compiler doesn't move loads over a __syncwarp().
-  constexpr bool kHoldsWeight = kVectors <= 2, kOneByOne = kVectors > 4 || !kAligned;
+  // Registers hold the weight of short rows.
+  constexpr bool kHoldsWeight = kInWarp ? kVectors <= 4 : kVectors <= 2;
   extern __shared__ __align__(128) char shared_bytes[];
   __shared__ Exchange shared;
   __shared__ Staged operands[3];
-  __shared__ Target weight_row, x_rows, residual_rows;
   __shared__ hopper::Barrier full[kBackwardRings * NormConfig::kMaxStages];
-  __shared__ uint32_t done[NormConfig::kMaxStages];  // of a CTA's ring: warps that are, mod all
+  __shared__ uint32_t done[NormConfig::kMaxStages];  // of a CTA's ring: warps that are, in all
 
   const NormMapping& m = config.mapping;
-  const int cluster = m.cluster, lanes = m.lanes, groups = config.groups;
-  const bool warp_rows = lanes <= 32;
+  const int cluster = kInWarp ? 1 : m.cluster, groups = config.groups;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int rank = cluster > 1 ? static_cast<int>(hopper::cluster_cta_rank()) : 0;
   const int team = blockIdx.x / cluster, group = groups > 1 ? team % groups : 0;
   const int64_t first_column = rank * m.cta_columns;
-  using At = Columns<kVectors, kVector, kAligned>;
-  const At at{lanes, m.thread_vectors,
-              warp_rows ? lane & (lanes - 1) : static_cast<int>(threadIdx.x),
-              static_cast<int>(min(m.cta_columns, m.columns - first_column))};
+  using At = Columns<kVectors, kVector, kInWarp, kFull>;
+  const At at =
+      At::of_span(m, kInWarp ? lane & (m.lanes - 1) : static_cast<int>(threadIdx.x), first_column);
+  const int ring_index = kInWarp ? warp : 0;
+  Target weight, grad_x, grad_residual;
+  weight.init(p.weight, group, first_column);
+  grad_x.init(p.grad_x, group, first_column);
+  grad_residual.init(p.grad_residual, group, first_column);
 
-  const int ring_index = warp_rows ? warp : 0;
-  Ring ring{config,
-            static_cast<uint32_t>(p.rows),
-            operands,
-            p.grad_residual_out.data ? 3 : 2,
-            shared_bytes + ring_index * config.stages * config.stage_bytes,
-            full + ring_index * config.stages,
-            nullptr,
-            nullptr,
-            static_cast<uint32_t>(team / groups * config.rings + ring_index)};
-
+  Ring<kInWarp, kFull> ring{
+      config,
+      static_cast<uint32_t>(p.rows),
+      operands,
+      p.grad_residual_out.data ? 3 : 2,
+      Staged::touches(p.x, at.count, config) && Staged::touches(p.grad_y, at.count, config) &&
+          (!p.grad_residual_out.data || Staged::touches(p.grad_residual_out, at.count, config)),
+      shared_bytes + ring_index * config.stages * config.stage_bytes,
+      full + ring_index * config.stages,
+      nullptr,
+      nullptr,
+      static_cast<uint32_t>(team / groups * config.rings + ring_index)};
   if (threadIdx.x == 0) {
-    int end = operands[0].init(p.x, group, first_column, at.count, 0, config.rows_per_stage);
-    end = operands[1].init(p.grad_y, group, first_column, at.count, end, config.rows_per_stage);
-    operands[2].init(p.grad_residual_out, group, first_column, at.count, end,
-                     config.rows_per_stage);
-    weight_row.init(p.weight, group, first_column);
-    x_rows.init(p.grad_x, group, first_column);
-    residual_rows.init(p.grad_residual, group, first_column);
+    int end = operands[0].init(p.x, group, first_column, at.count, config, config.pitches[0], 0);
+    end = operands[1].init(p.grad_y, group, first_column, at.count, config, config.pitches[1], end);
+    operands[2].init(p.grad_residual_out, group, first_column, at.count, config, config.pitches[2],
+                     end);
     for (int i = 0; i < config.rings * config.stages; ++i) hopper::init(full[i], 1);
     for (uint32_t& warps_done : done) warps_done = 0;
     shared.init();
@@ -130,51 +142,52 @@ __global__ void __launch_bounds__(kVectors > 4 ? 256 : 512, 1)
   } else {
     __syncthreads();
   }
-  if (warp_rows || warp == 0) ring.load_first();
+  if (kInWarp || threadIdx.x == 0) ring.load_first();
 
-  const auto load_weight = [&](int v, float (&w)[kVector]) {
+  const auto load_weight = [&](const At& at, int v, float (&w)[kVector]) {
     if (p.weight.data) {
       with_type<T>(p.weight.type, [&](auto zero) {
-        at.template load_parameter<decltype(zero)>(weight_row.data, v, w);
+        at.template load_parameter<decltype(zero)>(weight.data, v, w);
       });
+      if (p.weight_offset != 0.0f) {
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) w[e] += p.weight_offset;
+        for (int e = 0; e < kVector; ++e) w[e] += p.weight_offset;
+      }
     } else {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) w[e] = 1.0f;
     }
   };
-  float weight[kHoldsWeight ? kVectors : 1][kVector];
+  float held_weight[kHoldsWeight ? kVectors : 1][kVector];
   float weight_sums[kVectors][kVector] = {};
   const Slots<kVector> bias_sums{reinterpret_cast<float4*>(shared_bytes + config.ring_bytes()),
-                                 m.thread_vectors};
+                                 at.vectors};
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    if constexpr (kHoldsWeight) {
-      if (at.has(v)) load_weight(v, weight[v]);
-    } else if (p.weight.data && at.has(v)) {
-      at.prefetch(weight_row.data, v, p.weight.type);
-    }
-    if (config.bias_sums && v < at.vectors) {
+    if (!at.has(v)) continue;
+    if constexpr (kHoldsWeight) load_weight(at, v, held_weight[v]);
+    if (config.bias_sums) {
       const float zeros[kVector] = {};
       bias_sums.put(v, zeros);
     }
   }
 
+  const bool layer = p.mean != nullptr;
   const float per_column = 1.0f / static_cast<float>(m.columns);
-  const int at_once = warp_rows ? 32 / lanes : min(2, config.rows_per_stage);
-  const int mine = warp_rows ? lane / lanes : 0;
+  const int at_once = kInWarp ? 32 / m.lanes : config.rows_per_stage;  // a CTA's 2 or 1
+  const int mine = kInWarp ? lane / m.lanes : 0;
   uint32_t turn = 0;
 
   // The statistics of a turn's row, or of a CTA's two, are loaded one turn ahead.
-  float next_mean[2] = {}, next_rstd[2] = {};
+  constexpr int kTurnRows = kInWarp ? 1 : 2;
+  float next_mean[kTurnRows] = {}, next_rstd[kTurnRows] = {};
   const auto load_statistics = [&](uint32_t row) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (row + r >= ring.rows || r >= (warp_rows ? 1 : at_once)) continue;
+    for (int r = 0; r < kTurnRows; ++r) {
+      if (r >= at_once || row + r >= ring.rows) continue;
       const int64_t of_row = int64_t{row + r} * groups + group;
       next_rstd[r] = p.rstd[of_row];
-      if (p.mean) next_mean[r] = p.mean[of_row];
+      if (layer) next_mean[r] = p.mean[of_row];
     }
   };
   load_statistics(ring.first_row() + mine);
@@ -184,57 +197,62 @@ __global__ void __launch_bounds__(kVectors > 4 ? 256 : 512, 1)
     const int count = ring.rows_from(first_row);
 #pragma unroll 1
     for (int i = 0; i < count; i += at_once) {
-      const bool has_row = i + mine < count;
-      const int turn_rows = warp_rows ? 1 : min(at_once, count - i);
-      const float mean[2] = {next_mean[0], next_mean[1]};
-      const float rstd[2] = {next_rstd[0], next_rstd[1]};
+      const bool has_row = !kInWarp || i + mine < count;
+      const int in_stage = has_row ? i + mine : i;
+      const int turn_rows = kInWarp ? 1 : count;
+      float mean[kTurnRows], rstd[kTurnRows];
+#pragma unroll
+      for (int r = 0; r < kTurnRows; ++r) mean[r] = next_mean[r], rstd[r] = next_rstd[r];
       load_statistics(i + at_once < count
                           ? first_row + i + at_once + mine
                           : first_row + config.owners * config.rows_per_stage + mine);
 
-      // Of row r of the turn: xhat, grad_y and the weight.
-      const auto load = [&](const At& now, int r, int v, float (&xhat)[kVector],
+      // Of a row: xhat, grad_y and the weight.
+      struct InStage {
+        const char *x, *grad;
+        float mean, rstd;
+      };
+      const auto row_of = [&](int r) -> InStage {
+        return {operands[0].template in_stage<kFull>(ring.stage(), first_row, in_stage + r),
+                operands[1].template in_stage<kFull>(ring.stage(), first_row, in_stage + r),
+                r == 0 ? mean[0] : mean[kTurnRows - 1], r == 0 ? rstd[0] : rstd[kTurnRows - 1]};
+      };
+      const auto load = [&](const At& at, const InStage& row, int v, float (&xhat)[kVector],
                             float (&grad)[kVector], float (&w)[kVector]) {
-        const int in_stage = i + mine + r;
-        const float row_mean = r == 0 ? mean[0] : mean[1];
-        const float row_rstd = r == 0 ? rstd[0] : rstd[1];
-        now.template load<T>(
-            operands[0].template in_stage<kAligned>(ring.stage(), first_row, in_stage), v, xhat);
+        at.template load<T>(row.x, v, xhat);
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) xhat[e] = (xhat[e] - row_mean) * row_rstd;
-        with_type<T>(p.grad_y.type, [&](auto zero) {
-          now.template load<decltype(zero)>(
-              operands[1].template in_stage<kAligned>(ring.stage(), first_row, in_stage), v, grad);
-        });
+        for (int e = 0; e < kVector; ++e) xhat[e] = (xhat[e] - row.mean) * row.rstd;
+        with_type<T>(p.grad_y.type,
+                     [&](auto zero) { at.template load<decltype(zero)>(row.grad, v, grad); });
         if constexpr (kHoldsWeight) {
 #pragma unroll
-          for (int e = 0; e < kVector; ++e) w[e] = weight[v][e];
+          for (int e = 0; e < kVector; ++e) w[e] = held_weight[v][e];
         } else {
-          load_weight(v, w);
+          load_weight(at, v, w);
         }
       };
 
       float4 sums{0.0f, 0.0f, 0.0f, 0.0f};  // as in PairSums
 #pragma unroll 1
       for (int r = 0; r < turn_rows; ++r) {
-        const At now = at.recomputed(has_row);
+        const At now = at.recomputed();
+        const InStage row = row_of(r);
         float along = 0.0f, sum = 0.0f;
+        if (has_row) {
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          if (now.has(v)) {
+          for (int v = 0; v < kVectors; ++v) {
+            if (!now.has(v)) continue;
             float xhat[kVector], grad[kVector], w[kVector];
-            load(now, r, v, xhat, grad, w);
+            load(now, row, v, xhat, grad, w);
             if (config.bias_sums) bias_sums.add(v, grad);
 #pragma unroll
             for (int e = 0; e < kVector; ++e) {
-              if (!now.has(v, e)) continue;
               weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
               const float g = grad[e] * w[e];
               along = fmaf(g, xhat[e], along);
               sum += g;
             }
           }
-          if constexpr (kOneByOne) __syncwarp();
         }
         if (r == 0) {
           sums.x = along, sums.y = sum;
@@ -244,85 +262,77 @@ __global__ void __launch_bounds__(kVectors > 4 ? 256 : 512, 1)
       }
       // Else the compiler would keep what it has loaded, in registers that there aren't.
       if constexpr (kVectors > 1) asm volatile("" ::: "memory");
-      sums.x = sum_lanes(sums.x, lanes);
-      if (p.mean) sums.y = sum_lanes(sums.y, lanes);
-      if (!warp_rows) {
-        if (turn_rows > 1) {
-          sums.z = sum_lanes(sums.z, lanes);
-          if (p.mean) sums.w = sum_lanes(sums.w, lanes);
-        }
-        sums = exchange(shared, turn, cluster, sums, PairSums{}, [] {});
+      const bool pair = !kInWarp && turn_rows > 1;
+      sums = PairSums<32>{layer, pair}(sums, kInWarp ? m.lanes : 32);
+      if constexpr (!kInWarp) {
+        sums = exchange(shared, turn, cluster, sums, PairSums<kMaxWarps>{layer, pair}, [] {});
       }
 
 #pragma unroll 1
       for (int r = 0; r < turn_rows; ++r) {
-        const At now = at.recomputed(has_row);
+        const At now = at.recomputed();
+        if (kFull && !has_row) continue;
+        const InStage row = row_of(r);
+        const uint32_t number = first_row + in_stage + r;
         const float along = (r == 0 ? sums.x : sums.z) * per_column;
-        const float sum = p.mean ? (r == 0 ? sums.y : sums.w) * per_column : 0.0f;
-        const float row_rstd = r == 0 ? rstd[0] : rstd[1];
-        const uint32_t row = first_row + i + mine + r;
+        const float sum = layer ? (r == 0 ? sums.y : sums.w) * per_column : 0.0f;
         StoreState x_state{}, residual_state{};
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
-          float xhat[kVector], grad[kVector] = {}, w[kVector];
-          if (now.has(v)) {
-            load(now, r, v, xhat, grad, w);
+          if (!now.has(v)) continue;
+          float xhat[kVector], grad[kVector], w[kVector];
+          load(now, row, v, xhat, grad, w);
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) {
-              grad[e] = (grad[e] * w[e] - xhat[e] * along - sum) * row_rstd;
-            }
-            if (p.grad_residual_out.data) {
-              with_type<T>(p.grad_residual_out.type, [&](auto zero) {
-                float added[kVector];
-                now.template load<decltype(zero)>(
-                    operands[2].template in_stage<kAligned>(ring.stage(), first_row, i + mine + r),
-                    v, added);
+          for (int e = 0; e < kVector; ++e) {
+            grad[e] = (fmaf(-along, xhat[e], grad[e] * w[e]) - sum) * row.rstd;
+          }
+          if (p.grad_residual_out.data) {
+            with_type<T>(p.grad_residual_out.type, [&](auto zero) {
+              float added[kVector];
+              now.template load<decltype(zero)>(
+                  operands[2].template in_stage<kFull>(ring.stage(), first_row, in_stage + r), v,
+                  added);
 #pragma unroll
-                for (int e = 0; e < kVector; ++e) grad[e] += added[e];
-              });
-            }
+              for (int e = 0; e < kVector; ++e) grad[e] += added[e];
+            });
           }
           const auto store = [&](ElementType type, const Target& to, StoreState& state) {
             with_type<T>(type, [&](auto zero) {
-              now.template store<decltype(zero)>(to.row(row), v, grad, state);
+              now.template store<decltype(zero)>(to.row(number), v, grad, has_row, state);
             });
           };
-          if (p.grad_x.data) store(p.grad_x.type, x_rows, x_state);
-          if (p.grad_residual.data) store(p.grad_residual.type, residual_rows, residual_state);
-          if constexpr (kOneByOne) __syncwarp();
+          if (p.grad_x.data) store(p.grad_x.type, grad_x, x_state);
+          if (p.grad_residual.data) store(p.grad_residual.type, grad_residual, residual_state);
         }
       }
     }
     __syncwarp();
-    if (warp_rows) {
+    if constexpr (kInWarp) {
       ring.load_again(ring.slot, ring.block);
-    } else {
+    } else if (lane == 0) {
       // The last warp to have done with the stage fills it again.
-      uint32_t before = 0;
-      if (lane == 0) before = hopper::add_acq_rel_cta(&done[ring.slot], 1);
-      if ((__shfl_sync(0xffffffffu, before, 0) + 1) % m.warps == 0) {
-        ring.load_again(ring.slot, ring.block);
-      }
+      const uint32_t before = hopper::add_acq_rel_cta(&done[ring.slot], 1);
+      if ((before + 1) % m.warps == 0) ring.load_again(ring.slot, ring.block);
     }
     ring.advance();
   }
 
   if (p.weight_partials || config.bias_sums) {
     const int64_t partial = (int64_t{team / groups} * groups + group) * m.columns + first_column;
-    if (warp_rows) {
+    if constexpr (kInWarp) {
       __syncthreads();  // all stages are read
-      const Slots<kVector> slots{reinterpret_cast<float4*>(shared_bytes), m.thread_vectors};
+      const Slots<kVector> slots{reinterpret_cast<float4*>(shared_bytes), at.vectors};
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        if (v < at.vectors) slots.put(v, weight_sums[v]);
+        if (at.has(v)) slots.put(v, weight_sums[v]);
       }
       __syncthreads();
       for (int column = threadIdx.x; column < at.count; column += blockDim.x) {
         if (p.weight_partials) {
-          p.weight_partials[partial + column] = slots.sum_of_column(column, lanes);
+          p.weight_partials[partial + column] = slots.sum_of_column(column, m.lanes);
         }
         if (config.bias_sums) {
-          p.bias_partials[partial + column] = bias_sums.sum_of_column(column, lanes);
+          p.bias_partials[partial + column] = bias_sums.sum_of_column(column, m.lanes);
         }
       }
     } else {
@@ -333,7 +343,7 @@ __global__ void __launch_bounds__(kVectors > 4 ? 256 : 512, 1)
         if (config.bias_sums) bias_sums.get(v, bias);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-          if (!at.has(v, e)) continue;
+          if (at.may_lack(v) && at.first(v) + e >= at.count) continue;
           if (p.weight_partials) p.weight_partials[partial + at.first(v) + e] = weight_sums[v][e];
           if (config.bias_sums) p.bias_partials[partial + at.first(v) + e] = bias[e];
         }

@@ -47,27 +47,23 @@ bool is_aligned(const NormMatrix& m, int64_t rows, int groups) {
           (groups <= 1 || m.group_bytes % 16 == 0));
 }
 
-bool are_aligned(std::initializer_list<NormMatrix> operands, int64_t rows,
-                 const NormConfig& config) {
-  return config.mapping.columns % config.mapping.vector == 0 &&
+// Whether all threads have all of their vectors whole and aligned.
+bool is_full(std::initializer_list<NormMatrix> operands, int64_t rows, const NormConfig& config) {
+  return config.mapping.idle_slots() == 0 &&
          std::all_of(operands.begin(), operands.end(),
                      [&](const NormMatrix& m) { return is_aligned(m, rows, config.groups); });
 }
 
-ForwardKernel forward_kernel_of(ElementType type, int kernel_vectors, bool aligned) {
-  if (type == ElementType::kBfloat16) {
-    return forward_kernel<__nv_bfloat16>(kernel_vectors, aligned);
-  }
-  if (type == ElementType::kFloat16) return forward_kernel<__half>(kernel_vectors, aligned);
-  return forward_kernel<float>(kernel_vectors, aligned);
+ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
+  if (type == ElementType::kBfloat16) return forward_kernel<__nv_bfloat16>(vectors, in_warp, full);
+  if (type == ElementType::kFloat16) return forward_kernel<__half>(vectors, in_warp, full);
+  return forward_kernel<float>(vectors, in_warp, full);
 }
 
-BackwardKernel backward_kernel_of(ElementType type, int kernel_vectors, bool aligned) {
-  if (type == ElementType::kBfloat16) {
-    return backward_kernel<__nv_bfloat16>(kernel_vectors, aligned);
-  }
-  if (type == ElementType::kFloat16) return backward_kernel<__half>(kernel_vectors, aligned);
-  return backward_kernel<float>(kernel_vectors, aligned);
+BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
+  if (type == ElementType::kBfloat16) return backward_kernel<__nv_bfloat16>(vectors, in_warp, full);
+  if (type == ElementType::kFloat16) return backward_kernel<__half>(vectors, in_warp, full);
+  return backward_kernel<float>(vectors, in_warp, full);
 }
 
 LaunchShape shape_of(const NormConfig& config) {
@@ -88,9 +84,10 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
     return;
   }
   // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
-  const bool aligned = norm::are_aligned({p.x, p.residual, p.residual_out}, p.rows, config) &&
-                       (p.quantizes() || norm::are_aligned({p.y}, p.rows, config));
-  launch(norm::forward_kernel_of(p.x.type, config.mapping.kernel_vectors, aligned),
+  const bool full = norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
+                    (p.quantizes() || norm::is_full({p.y}, p.rows, config));
+  const NormMapping& m = config.mapping;
+  launch(norm::forward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
          norm::shape_of(config), stream, p, config);
 }
 
@@ -109,9 +106,10 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
              stream, p, columns, config.groups);
     }
   } else if (p.rows > 0) {
-    const bool aligned = norm::are_aligned(
-        {p.x, p.grad_y, p.grad_residual_out, p.grad_x, p.grad_residual}, p.rows, config);
-    launch(norm::backward_kernel_of(p.x.type, config.mapping.kernel_vectors, aligned),
+    const bool full = norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x, p.grad_residual},
+                                    p.rows, config);
+    const NormMapping& m = config.mapping;
+    launch(norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
            norm::shape_of(config), stream, p, config);
   }
   if (p.weight_partials == nullptr && p.bias_partials == nullptr) return;
@@ -125,10 +123,12 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
 void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
-    for (const int vectors : {1, 2, 4, 9}) {
-      for (const bool aligned : {false, true}) {
-        load_kernel(norm::forward_kernel_of(type, vectors, aligned));
-        load_kernel(norm::backward_kernel_of(type, vectors, aligned));
+    for (const int vectors : NormMapping::kThreadVectors) {
+      for (const bool in_warp : {false, true}) {
+        for (const bool full : {false, true}) {
+          load_kernel(norm::forward_kernel_of(type, vectors, in_warp, full));
+          load_kernel(norm::backward_kernel_of(type, vectors, in_warp, full));
+        }
       }
     }
   }

@@ -169,31 +169,47 @@ struct StoreState {
   uint32_t before[4];  // the last words of the thread's vector before
 };
 
-// A thread's columns of a CTA's span: NormMapping::column() on the device. kVectors is the most
-// there are, kVector the elements of one.
+// A thread's columns of a CTA's span: NormMapping::column() on the device. kVector is the elements
+// of a vector; kInWarp says that the threads of a row are within a warp.
 //
-// Where rows needn't be aligned, threads keep the same columns (or a row's bits would depend on its
-// address): they read the aligned pieces around a vector, and for storing hand the elements that
-// lie in the next thread's piece to that thread.
-template <int kVectors, int kVector, bool kAligned>
+// kFull: every thread has kVectors vectors, all of them whole, at aligned addresses. Else `vectors`
+// up to kVectors, of which the last may be cut off or missing, at any address. The threads have the
+// same columns then (or a row's bits would depend on its address): they read the aligned pieces
+// around a vector, and for storing hand the elements that lie in the next thread's piece to it.
+template <int kVectors, int kVector, bool kInWarp, bool kFull>
 struct Columns {
-  int lanes, vectors;
-  int thread;
-  int count;  // columns of the span; 0 for threads whose row there isn't
+  int lanes, vectors, thread;
+  int count;  // columns of the span
+
+  __device__ static Columns of_span(const NormMapping& m, int thread, int64_t first_column) {
+    const int count = static_cast<int>(min(m.cta_columns, m.columns - first_column));
+    // The last CTA of a cluster may have fewer.
+    const int a_turn = m.lanes * kVector;
+    return {m.lanes, kFull ? kVectors : (count + a_turn - 1) / a_turn, thread, count};
+  }
 
   // The same, of which the compiler knows nothing: addresses that follow from it are computed again
-  // and not kept in registers over the loop around, four or nine for each operand.
-  __device__ Columns recomputed(bool has_row = true) const {
+  // and not kept in registers over the loop around, two for each vector of each operand.
+  __device__ Columns recomputed() const {
     Columns copy = *this;
-    if (!has_row) copy.count = 0;
     asm volatile("" : "+r"(copy.thread));
     return copy;
   }
 
   __device__ int first(int v) const { return (v * lanes + thread) * kVector; }
-  // Whether a vector, and of it an element, is one of the span's. Aligned vectors are whole.
-  __device__ bool has(int v) const { return v < vectors && first(v) < count; }
-  __device__ bool has(int v, int e) const { return kAligned || first(v) + e < count; }
+  // Uniform over the row's threads. Not whether this one's vector is cut off or missing.
+  __device__ bool has(int v) const { return kFull || v < vectors; }
+  __device__ bool may_lack(int v) const { return !kFull && v == vectors - 1; }
+  // Zero in place of what there isn't.
+  __device__ void mask(int v, float (&values)[kVector]) const {
+    if constexpr (!kFull) {
+      if (v < vectors - 1) return;
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        values[e] = v < vectors && first(v) + e < count ? values[e] : 0.0f;
+      }
+    }
+  }
   // Columns the thread has.
   __device__ int owned() const {
     int sum = 0;
@@ -201,23 +217,34 @@ struct Columns {
     return sum;
   }
 
-  // Vector v, which the span has, of a row in shared memory whose span begins at `row`; zero where
-  // there is no column.
+  // Vector v of a row whose span begins at `row`, in shared or global memory.
   template <class T>
   __device__ void load(const char* row, int v, float (&values)[kVector]) const {
-    constexpr int kWords = kWordsOf<T, kVector>;
-    const char* from = row + first(v) * static_cast<int>(sizeof(T));
-    if constexpr (kAligned) {
-      unpack_words<T>(load_words<kWords>(from), values);
+    constexpr int kWords = kWordsOf<T, kVector>, kSize = sizeof(T);
+    if constexpr (kFull) {
+      unpack_words<T>(load_words<kWords>(row + first(v) * kSize), values);
     } else {
-      unpack_words<T>(load_words_anywhere<kWords>(from), values);
+      // A thread that lacks the vector reads the last one.
+      const int at = may_lack(v) ? min(first(v), (count - 1) / kVector * kVector) : first(v);
+      unpack_words<T>(load_words_anywhere<kWords>(row + at * kSize), values);
+      mask(v, values);
+    }
+  }
+  // All vectors; zero where there is none.
+  template <class T>
+  __device__ void load_row(const char* row, float (&values)[kVectors][kVector]) const {
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) values[e] = has(v, e) ? values[e] : 0.0f;
+    for (int v = 0; v < kVectors; ++v) {
+      if (has(v)) {
+        load<T>(row, v, values[v]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) values[v][e] = 0.0f;
+      }
     }
   }
 
-  // The same of a parameter in global memory, which is aligned. What a piece holds beyond the last
-  // column is not used.
+  // Vector v of a parameter in global memory, which is aligned; zero where there is no column.
   template <class T>
   __device__ void load_parameter(const char* row, int v, float (&values)[kVector]) const {
     constexpr int kWords = kWordsOf<T, kVector>, kPiece = Words<kWords>::kPiece;
@@ -226,42 +253,46 @@ struct Columns {
     Words<kWords> words = {};
 #pragma unroll
     for (int i = 0; i < kWords / kPiece; ++i) {
-      if (has(v, i * kPieceElements)) {
+      if (!may_lack(v) || first(v) + i * kPieceElements < count) {
         load_piece<kPiece>(from + 4 * kPiece * i, words.word + kPiece * i);
       }
     }
     unpack_words<T>(words, values);
+    mask(v, values);
   }
 
-  __device__ void prefetch(const char* row, int v, ElementType type) const {
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(row + first(v) * size_of(type)));
-  }
-
-  // By all threads of a warp, vector after vector, whether they have the vector or not.
+  // By all threads of a warp, vector after vector. Nothing is stored where there is no row.
   template <class T>
-  __device__ void store(char* row, int v, const float (&values)[kVector], StoreState& state) const {
-    if constexpr (kAligned) {
-      if (has(v)) {
-        store_words(row + first(v) * static_cast<int>(sizeof(T)), pack_words<T>(values));
-      }
-    } else {
-      store_anywhere<T>(reinterpret_cast<T*>(row), v, values, state);
+  __device__ void store(char* row, int v, const float (&values)[kVector], bool has_row,
+                        StoreState& state) const {
+    if constexpr (!kFull) {
+      store_anywhere<T>(reinterpret_cast<T*>(row), v, values, has_row, state);
+    } else if (has_row) {
+      store_words(row + first(v) * static_cast<int>(sizeof(T)), pack_words<T>(values));
+    }
+  }
+  template <class T>
+  __device__ void store_row(char* row, const float (&values)[kVectors][kVector],
+                            bool has_row) const {
+    StoreState state{};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (has(v)) store<T>(row, v, values[v], has_row, state);
     }
   }
 
  private:
   template <class T>
-  __device__ void store_anywhere(T* row, int v, const float (&values)[kVector],
+  __device__ void store_anywhere(T* row, int v, const float (&values)[kVector], bool has_row,
                                  StoreState& state) const {
     constexpr int kWords = kWordsOf<T, kVector>, kPiece = Words<kWords>::kPiece;
     constexpr int kSize = sizeof(T);
     const int lane = threadIdx.x % 32;
-    const bool in_warp = lanes <= 32;
     const Words<kWords> own = pack_words<T>(values);
     // The thread of the columns before: its last words, of this vector or, for the row's first
     // thread, of the vector before.
-    const int source = in_warp ? (lane & ~(lanes - 1)) | ((thread - 1) & (lanes - 1)) : lane - 1;
-    const bool ends_turn = in_warp && thread == lanes - 1;
+    const int source = kInWarp ? (lane & ~(lanes - 1)) | ((thread - 1) & (lanes - 1)) : lane - 1;
+    const bool ends_turn = kInWarp && thread == lanes - 1;
     uint32_t around[kPiece + kWords];
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) {
@@ -288,10 +319,10 @@ struct Columns {
       words.word[i] = __funnelshift_l(around[kPiece + i - 1], around[kPiece + i], 8 * (shift & 3));
     }
     // The run of threads that hand on to one another: the row's, or a warp's of a row of several.
-    const bool begins_run = in_warp ? v == 0 && thread == 0 : lane == 0;
-    const bool ends_run = in_warp ? v == vectors - 1 && ends_turn : lane == 31;
-    const int moved = shift / kSize, begin = first(v) - moved;
-    const int low = begins_run ? moved : 0, high = v < vectors ? min(kVector, count - begin) : 0;
+    const bool begins_run = kInWarp ? v == 0 && thread == 0 : lane == 0;
+    const bool ends_run = kInWarp ? v == vectors - 1 && ends_turn : lane == 31;
+    const int moved = shift / kSize, begin = first(v) - moved, end = has_row ? count : 0;
+    const int low = begins_run ? moved : 0, high = min(kVector, end - begin);
     if (low == 0 && high == kVector) {
       store_words(reinterpret_cast<char*>(to - moved), words);
     } else if (low < high) {
@@ -300,10 +331,10 @@ struct Columns {
         if (e >= low && e < high) store_element(to - moved + e, words, e);
       }
     }
-    if (ends_run && v < vectors && moved > 0) {
+    if (ends_run && moved > 0) {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
-        if (e >= kVector - moved && first(v) + e < count) store_element(to + e, own, e);
+        if (e >= kVector - moved && first(v) + e < end) store_element(to + e, own, e);
       }
     }
   }
