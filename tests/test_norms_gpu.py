@@ -22,13 +22,7 @@ GUARD = 64
 # Every number of vectors a thread and of CTAs a row, rows that leave threads idle, odd ones.
 COLUMNS = [1, 7, 64, 127, 128, 257, 384, 576, 640, 769, 1000, 1024, 1280, 2560, 4095, 4096, 6144,
            8192, 16384, 16392, 65537, 131072, 262144, 262152]  # fmt: skip
-FP16_COLUMNS = [100, 384, 1024, 4096, 20001]  # only its conversions differ from bf16
-    100,
-    384,
-    1024,
-    4096,
-    20001,
-]  # fp16 differs from bf16 in nothing but the conversions
+FP16_COLUMNS = [100, 384, 1024, 4096, 20001]  # only its conversions differ from bf16's
 WIDTHS = [(dtype, n) for dtype in (torch.bfloat16, torch.float32) for n in COLUMNS]
 WIDTHS += [(torch.float16, n) for n in FP16_COLUMNS]
 ROWS = [0, 7, 1000]  # a few, which go without a ring; more
