@@ -141,6 +141,7 @@ struct NormConfig {
   NormMapping mapping;
   int groups;          // rows of each have weights of their own; a CTA has rows of one
   bool direct;         // forward: a CTA for each few rows, without a ring
+  int at_once;         // rows that a warp, or the CTA, works on side by side
   int rows_per_stage;  // of a warp, or of the CTA
   uint32_t blocks;     // of a stage's rows, in a group
   uint32_t owners;     // rings that have a group's blocks
@@ -213,6 +214,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   for (int i = 0; i < NormConfig::kMaxStaged; ++i) {
     c.pitches[i] = m.looped ? 0 : norm_detail::pitch(m, p.staged[i]);
   }
+  c.at_once = m.in_warp() ? m.rows_per_warp() : 1;
   c.rows_per_stage = 1;
   c.rings = 1;
   c.bias_sums = !forward && p.bias_sums && !m.looped;
@@ -230,19 +232,18 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     return c;
   }
   const int64_t row_bytes = m.cta_columns * p.staged[0];
-  if (forward && p.rows * p.columns * p.staged[0] <= kDirectBytes) {
-    const int64_t rows_per_cta = m.in_warp() ? m.warps * m.rows_per_warp() : 1;
+  if (forward && m.cluster == 1 && p.rows * p.columns * p.staged[0] <= kDirectBytes) {
+    const int64_t rows_per_cta = m.in_warp() ? m.warps * c.at_once : 1;
     c.direct = true;
-    c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * m.cluster * p.groups;
+    c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * p.groups;
     return c;
   }
   // CTAs an SM, as many as registers allow.
   int per_sm = 1;
   if (m.in_warp()) {
     if (forward && m.thread_vectors <= 4) per_sm = 2;
-    const int at_once = m.rows_per_warp();
-    const int64_t turns = std::clamp<int64_t>(kStageBytes / (row_bytes * at_once), 1, 8);
-    c.rows_per_stage = static_cast<int>(turns) * at_once;
+    const int64_t turns = std::clamp<int64_t>(kStageBytes / (row_bytes * c.at_once), 1, 8);
+    c.rows_per_stage = static_cast<int>(turns) * c.at_once;
     c.rings = m.warps;
     // Rows of several fp32 operands.
     while (int64_t{norm_detail::stage_bytes(c)} * c.rings + c.bias_sum_bytes() + kStaticBytes >
@@ -260,6 +261,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     c.rows_per_stage =
         forward ? static_cast<int>(std::clamp<int64_t>(kTicketStage / row_bytes, 1, 4)) : 2;
     if (2 * int64_t{norm_detail::stage_bytes(c)} > room) c.rows_per_stage = 1;
+    if (!forward) c.at_once = c.rows_per_stage;
   }
   c.stage_bytes = norm_detail::stage_bytes(c);
   // More would only take room: in flight is enough with fewer the shorter rows are.

@@ -2,12 +2,15 @@
 //   grad_x = (g - xhat * mean(g * xhat) [- mean(g): LayerNorm]) * rstd [+ grad_residual_out]
 // and, summed over rows, grad_weight = grad_y * xhat and grad_bias = grad_y.
 //
+// (Products and sums as in the forward: explicitly fused or not.)
+//
 // x and grad_y are read from their stage twice, before and after the row's sums. Registers hold the
 // sums over rows of grad_weight; those of grad_bias, which would cost a second CTA its registers,
 // are in shared memory, a place for each column slot of each thread. The sums of a CTA or cluster
 // are one row of partials, which a second kernel adds up.
 #pragma once
 
+#include "hopper/dependent_launch.cuh"
 #include "hopper/memory_order.cuh"
 #include "kernels/norm/staged.cuh"
 
@@ -96,54 +99,57 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   constexpr bool kHoldsWeight = kInWarp ? kVectors <= 4 : kVectors <= 2;
   extern __shared__ __align__(128) char shared_bytes[];
   __shared__ Exchange shared;
-  __shared__ Staged operands[3];
-  __shared__ hopper::Barrier full[kBackwardRings * NormConfig::kMaxStages];
+  constexpr int kRings = kInWarp ? kBackwardRings : 1;
+  __shared__ Staged operands[kRings][3];
+  __shared__ hopper::Barrier full[kRings][NormConfig::kMaxStages];
   __shared__ uint32_t done[NormConfig::kMaxStages];  // of a CTA's ring: warps that are, in all
 
   const NormMapping& m = config.mapping;
-  const int cluster = kInWarp ? 1 : m.cluster, groups = config.groups;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int rank = cluster > 1 ? static_cast<int>(hopper::cluster_cta_rank()) : 0;
-  const int team = blockIdx.x / cluster, group = groups > 1 ? team % groups : 0;
-  const int64_t first_column = rank * m.cta_columns;
+  const int lane = threadIdx.x % 32, ring_index = kInWarp ? threadIdx.x / 32 : 0;
+  const Place place = Place::of_cta<kInWarp>(config);
+  const int lanes = kInWarp ? m.lanes : 32;  // of a warp that a row has
+  const int mine = kInWarp ? lane >> (__ffs(lanes) - 1) : 0;
   using At = Columns<kVectors, kVector, kInWarp, kFull>;
-  const At at =
-      At::of_span(m, kInWarp ? lane & (m.lanes - 1) : static_cast<int>(threadIdx.x), first_column);
-  const int ring_index = kInWarp ? warp : 0;
-  Target weight, grad_x, grad_residual;
-  weight.init(p.weight, group, first_column);
-  grad_x.init(p.grad_x, group, first_column);
-  grad_residual.init(p.grad_residual, group, first_column);
-
+  const At at = At::of_span(m, kInWarp ? lane & (lanes - 1) : static_cast<int>(threadIdx.x),
+                            place.first_column);
   Ring<kInWarp, kFull> ring{
       config,
       static_cast<uint32_t>(p.rows),
-      operands,
+      operands[ring_index],
       p.grad_residual_out.data ? 3 : 2,
       Staged::touches(p.x, at.count, config) && Staged::touches(p.grad_y, at.count, config) &&
           (!p.grad_residual_out.data || Staged::touches(p.grad_residual_out, at.count, config)),
       shared_bytes + ring_index * config.stages * config.stage_bytes,
-      full + ring_index * config.stages,
+      full[ring_index],
       nullptr,
       nullptr,
-      static_cast<uint32_t>(team / groups * config.rings + ring_index)};
-  if (threadIdx.x == 0) {
-    int end = operands[0].init(p.x, group, first_column, at.count, config, config.pitches[0], 0);
-    end = operands[1].init(p.grad_y, group, first_column, at.count, config, config.pitches[1], end);
-    operands[2].init(p.grad_residual_out, group, first_column, at.count, config, config.pitches[2],
-                     end);
-    for (int i = 0; i < config.rings * config.stages; ++i) hopper::init(full[i], 1);
-    for (uint32_t& warps_done : done) warps_done = 0;
-    shared.init();
+      place.team * config.rings + ring_index};
+  const bool in_first_warp = kInWarp || threadIdx.x < 32;
+  if (in_first_warp) {
+    if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
+    if (!kInWarp && lane < config.stages) done[lane] = 0;
+    if (lane == 0) {
+      Staged* const staged = operands[ring_index];
+      int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
+      end = staged[1].init(p.grad_y, place, at.count, config, config.pitches[1], end);
+      staged[2].init(p.grad_residual_out, place, at.count, config, config.pitches[2], end);
+      if constexpr (!kInWarp) shared.init();
+    }
     hopper::fence_barrier_init();
+    __syncwarp();
   }
-  if (cluster > 1) {
+  // Until here nothing was read that an earlier kernel may write.
+  hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();
+  if (kInWarp || threadIdx.x == 0) ring.load_first();
+  if (place.cluster > 1) {
     hopper::cluster_sync();
-  } else {
+  } else if (!kInWarp) {
     __syncthreads();
   }
-  if (kInWarp || threadIdx.x == 0) ring.load_first();
 
+  const Target weight(p.weight, place), grad_x(p.grad_x, place);
+  const Target grad_residual(p.grad_residual, place);
   const auto load_weight = [&](const At& at, int v, float (&w)[kVector]) {
     if (p.weight.data) {
       with_type<T>(p.weight.type, [&](auto zero) {
@@ -174,8 +180,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
 
   const bool layer = p.mean != nullptr;
   const float per_column = 1.0f / static_cast<float>(m.columns);
-  const int at_once = kInWarp ? 32 / m.lanes : config.rows_per_stage;  // a CTA's 2 or 1
-  const int mine = kInWarp ? lane / m.lanes : 0;
+  const int at_once = config.at_once;  // a CTA's 2 or 1
   uint32_t turn = 0;
 
   // The statistics of a turn's row, or of a CTA's two, are loaded one turn ahead.
@@ -185,7 +190,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
 #pragma unroll
     for (int r = 0; r < kTurnRows; ++r) {
       if (r >= at_once || row + r >= ring.rows) continue;
-      const int64_t of_row = int64_t{row + r} * groups + group;
+      const int64_t of_row = int64_t{row + r} * config.groups + place.group;
       next_rstd[r] = p.rstd[of_row];
       if (layer) next_mean[r] = p.mean[of_row];
     }
@@ -207,28 +212,34 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
                           ? first_row + i + at_once + mine
                           : first_row + config.owners * config.rows_per_stage + mine);
 
-      // Of a row: xhat, grad_y and the weight.
+      // Row r of the turn.
       struct InStage {
         const char *x, *grad;
-        float mean, rstd;
+        float rstd, shift;  // xhat = x * rstd + shift
       };
       const auto row_of = [&](int r) -> InStage {
-        return {operands[0].template in_stage<kFull>(ring.stage(), first_row, in_stage + r),
-                operands[1].template in_stage<kFull>(ring.stage(), first_row, in_stage + r),
-                r == 0 ? mean[0] : mean[kTurnRows - 1], r == 0 ? rstd[0] : rstd[kTurnRows - 1]};
+        const Staged* const staged = operands[ring_index];
+        const float row_rstd = r == 0 ? rstd[0] : rstd[kTurnRows - 1];
+        return {staged[0].template in_stage<kFull>(ring.stage(), first_row, in_stage + r),
+                staged[1].template in_stage<kFull>(ring.stage(), first_row, in_stage + r), row_rstd,
+                -(r == 0 ? mean[0] : mean[kTurnRows - 1]) * row_rstd};
       };
-      const auto load = [&](const At& at, const InStage& row, int v, float (&xhat)[kVector],
-                            float (&grad)[kVector], float (&w)[kVector]) {
-        at.template load<T>(row.x, v, xhat);
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) xhat[e] = (xhat[e] - row.mean) * row.rstd;
+      // x and grad_y, which becomes g.
+      const auto load = [&](const At& now, const InStage& row, int v, float (&x)[kVector],
+                            float (&grad)[kVector]) {
+        now.template load<T>(row.x, v, x);
         with_type<T>(p.grad_y.type,
-                     [&](auto zero) { at.template load<decltype(zero)>(row.grad, v, grad); });
+                     [&](auto zero) { now.template load<decltype(zero)>(row.grad, v, grad); });
+      };
+      const auto weigh = [&](const At& now, int v, float (&grad)[kVector]) {
         if constexpr (kHoldsWeight) {
 #pragma unroll
-          for (int e = 0; e < kVector; ++e) w[e] = held_weight[v][e];
-        } else {
-          load_weight(at, v, w);
+          for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], held_weight[v][e]);
+        } else if (p.weight.data) {
+          float w[kVector];
+          load_weight(now, v, w);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], w[e]);
         }
       };
 
@@ -242,15 +253,19 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
             if (!now.has(v)) continue;
-            float xhat[kVector], grad[kVector], w[kVector];
-            load(now, row, v, xhat, grad, w);
+            float xhat[kVector], grad[kVector];
+            load(now, row, v, xhat, grad);
             if (config.bias_sums) bias_sums.add(v, grad);
 #pragma unroll
             for (int e = 0; e < kVector; ++e) {
+              xhat[e] = fmaf(xhat[e], row.rstd, row.shift);
               weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
-              const float g = grad[e] * w[e];
-              along = fmaf(g, xhat[e], along);
-              sum += g;
+            }
+            weigh(now, v, grad);
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) {
+              along = fmaf(grad[e], xhat[e], along);
+              sum += grad[e];
             }
           }
         }
@@ -263,9 +278,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       // Else the compiler would keep what it has loaded, in registers that there aren't.
       if constexpr (kVectors > 1) asm volatile("" ::: "memory");
       const bool pair = !kInWarp && turn_rows > 1;
-      sums = PairSums<32>{layer, pair}(sums, kInWarp ? m.lanes : 32);
+      sums = PairSums<32>{layer, pair}(sums, lanes);
       if constexpr (!kInWarp) {
-        sums = exchange(shared, turn, cluster, sums, PairSums<kMaxWarps>{layer, pair}, [] {});
+        sums = exchange(shared, turn, place.cluster, sums, PairSums<kMaxWarps>{layer, pair}, [] {});
       }
 
 #pragma unroll 1
@@ -274,24 +289,28 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
         if (kFull && !has_row) continue;
         const InStage row = row_of(r);
         const uint32_t number = first_row + in_stage + r;
+        // grad_x = g * rstd + x * slope + offset
         const float along = (r == 0 ? sums.x : sums.z) * per_column;
         const float sum = layer ? (r == 0 ? sums.y : sums.w) * per_column : 0.0f;
+        const float slope = -along * row.rstd * row.rstd;
+        const float offset = -fmaf(along, row.shift, sum) * row.rstd;
         StoreState x_state{}, residual_state{};
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
           if (!now.has(v)) continue;
-          float xhat[kVector], grad[kVector], w[kVector];
-          load(now, row, v, xhat, grad, w);
+          float x[kVector], grad[kVector];
+          load(now, row, v, x, grad);
+          weigh(now, v, grad);
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
-            grad[e] = (fmaf(-along, xhat[e], grad[e] * w[e]) - sum) * row.rstd;
+            grad[e] = fmaf(x[e], slope, fmaf(grad[e], row.rstd, offset));
           }
           if (p.grad_residual_out.data) {
             with_type<T>(p.grad_residual_out.type, [&](auto zero) {
               float added[kVector];
-              now.template load<decltype(zero)>(
-                  operands[2].template in_stage<kFull>(ring.stage(), first_row, in_stage + r), v,
-                  added);
+              now.template load<decltype(zero)>(operands[ring_index][2].template in_stage<kFull>(
+                                                    ring.stage(), first_row, in_stage + r),
+                                                v, added);
 #pragma unroll
               for (int e = 0; e < kVector; ++e) grad[e] += added[e];
             });
@@ -318,7 +337,8 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   }
 
   if (p.weight_partials || config.bias_sums) {
-    const int64_t partial = (int64_t{team / groups} * groups + group) * m.columns + first_column;
+    const int64_t partial =
+        (int64_t{place.team} * config.groups + place.group) * m.columns + place.first_column;
     if constexpr (kInWarp) {
       __syncthreads();  // all stages are read
       const Slots<kVector> slots{reinterpret_cast<float4*>(shared_bytes), at.vectors};
@@ -350,7 +370,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       }
     }
   }
-  if (cluster > 1) hopper::cluster_sync();
+  if (place.cluster > 1) hopper::cluster_sync();
 }
 
 }  // namespace ikbo::norm

@@ -71,6 +71,7 @@ LaunchShape shape_of(const NormConfig& config) {
                     static_cast<unsigned>(32 * config.mapping.warps)};
   shape.shared_bytes = config.shared_bytes();
   shape.cluster = config.mapping.cluster;
+  shape.overlaps_previous = !config.mapping.looped;
   return shape;
 }
 

@@ -182,10 +182,14 @@ struct Columns {
   int count;  // columns of the span
 
   __device__ static Columns of_span(const NormMapping& m, int thread, int64_t first_column) {
-    const int count = static_cast<int>(min(m.cta_columns, m.columns - first_column));
-    // The last CTA of a cluster may have fewer.
-    const int a_turn = m.lanes * kVector;
-    return {m.lanes, kFull ? kVectors : (count + a_turn - 1) / a_turn, thread, count};
+    Columns at{m.lanes, kFull ? kVectors : m.thread_vectors, thread, static_cast<int>(m.columns)};
+    if (!kInWarp && m.cluster > 1) {
+      at.count = static_cast<int>(min(m.cta_columns, m.columns - first_column));
+      const int a_turn = m.lanes * kVector;
+      // The last CTA may have fewer.
+      if constexpr (!kFull) at.vectors = (at.count + a_turn - 1) / a_turn;
+    }
+    return at;
   }
 
   // The same, of which the compiler knows nothing: addresses that follow from it are computed again

@@ -13,6 +13,29 @@ namespace ikbo::norm {
 
 inline constexpr int kMaxWarps = 16;
 
+// Which rows a CTA has a part in, and of them which columns. A team is a row's CTAs.
+struct Place {
+  int cluster, rank;
+  int group;
+  uint32_t team;  // of the group's
+  int64_t first_column;
+
+  template <bool kInWarp>
+  __device__ static Place of_cta(const NormConfig& config) {
+    Place at{kInWarp ? 1 : config.mapping.cluster, 0, 0, blockIdx.x, 0};
+    if (at.cluster > 1) {
+      at.rank = static_cast<int>(hopper::cluster_cta_rank());
+      at.team = hopper::cluster_index();
+      at.first_column = at.rank * config.mapping.cta_columns;
+    }
+    if (config.groups > 1) {
+      at.group = static_cast<int>(at.team % config.groups);
+      at.team /= config.groups;
+    }
+    return at;
+  }
+};
+
 // An operand of the ring: of the CTA's group, from its first column on. A row's span may begin and
 // end anywhere: the aligned 16-byte pieces that cover it are copied, and its place in the stage
 // keeps the address modulo 16. (What a piece holds beside the span is never used; it can't lie on
@@ -25,10 +48,10 @@ struct Staged {
   int offset;     // in a stage
 
   // Returns what follows in the stage.
-  __device__ int init(const NormMatrix& m, int group, int64_t first_column, int columns,
-                      const NormConfig& config, int pitch, int offset_) {
+  __device__ int init(const NormMatrix& m, const Place& at, int columns, const NormConfig& config,
+                      int pitch, int offset_) {
     const int size = size_of(m.type);
-    data = static_cast<const char*>(m.data) + group * m.group_bytes + first_column * size;
+    data = static_cast<const char*>(m.data) + at.group * m.group_bytes + at.first_column * size;
     row_stride = m.row_bytes;
     row_bytes = columns * size;
     step = touches(m, columns, config) ? row_bytes : pitch;
@@ -88,13 +111,10 @@ struct Target {
   char* data;  // of row 0
   int64_t row_bytes;
 
-  __device__ void init(const NormMatrix& m, int group, int64_t first_column, int size) {
-    data = static_cast<char*>(m.data) + group * m.group_bytes + first_column * size;
-    row_bytes = m.row_bytes;
-  }
-  __device__ void init(const NormMatrix& m, int group, int64_t first_column) {
-    init(m, group, first_column, size_of(m.type));
-  }
+  __device__ Target(const NormMatrix& m, const Place& at, int size)
+      : data(static_cast<char*>(m.data) + at.group * m.group_bytes + at.first_column * size),
+        row_bytes(m.row_bytes) {}
+  __device__ Target(const NormMatrix& m, const Place& at) : Target(m, at, size_of(m.type)) {}
   __device__ char* row(uint32_t row) const { return data + row * row_bytes; }
 };
 
