@@ -94,22 +94,24 @@ struct LinearCompressionConfig {
 
 namespace linear_compression_model {
 
-// Fitted to the clocks of the slowest CTA on an H200, for results of 433 x 256 and 128 x 64 of 1 to
-// 1024 rows. DRAM isn't in the model: 1024 rows of 128 x 64, whose time it makes, take half as long
-// again.
+// Fitted to the clocks of the slowest CTA on an H200, for results of 433 x 256, 128 x 64 and 64 x
+// 64 of 1 to 1024 rows. DRAM isn't in the model: 1024 rows of 128 x 64, whose time it makes, take
+// half as long again.
 inline constexpr double kFlopsPerClock = 4096;  // dense 16-bit, of an SM
-// Into each SM while all of them load: 46 for 1024 candidates, 48 for 512 users.
-inline constexpr double kL2BytesPerClock = 46;
-// Into one SM at most: with 8 CTAs a step of 36 KB took 464 clocks.
+// Into each SM while all of them load, and into one SM at most: what its copy engine takes in.
+inline constexpr double kL2BytesPerClock = 55;
 inline constexpr double kIngestBytesPerClock = 80;
-// At least, of a step and of each block of E in it: a step of 16 KB for one consumer took hardly
-// less than one of 36 KB, 420 clocks, and one of 24 KB for two 670.
-inline constexpr double kStepClocks = 170;
-inline constexpr double kBlockOfEClocks = 250;
-// From the sums to memory. Steps apart, a tile of 224 rows took 1500 clocks longer than one of 64.
+// From the last wgmma of a step to the first of the next in the same consumer: waits, a release,
+// descriptors. To it come the wgmmas before the last two, as many clocks as the tile has rows.
+inline constexpr double kStepClocks = 250;
+// From the sums to memory, through a staging buffer.
 inline constexpr double kEpilogueBytesPerClock = 13;
+// Of an epilogue under the other consumer's products: half the tensor cores' queue.
+inline constexpr double kHiddenShare = 0.25;
 // Barriers, tensor maps, the first blocks and the end of the last store.
 inline constexpr double kStartClocks = 3700;
+// From the end of the users' product to its part in a waiting CTA's staging buffer.
+inline constexpr double kHandOverClocks = 2500;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -130,6 +132,7 @@ constexpr double clocks(const LinearCompressionKernel& kernel, int64_t m_tiles,
                         const DeviceLimits& device) {
   int64_t tiles = 0;
   for (int c = 0; c < schedule.consumers; ++c) tiles += schedule.tiles(0, c);
+  const int64_t rounds = schedule.tiles(0, 0);
   const int64_t steps = schedule.steps(0), blocks_of_e = tiles * schedule.k_blocks;
   const int64_t ctas = m_tiles * schedule.workers;
 
@@ -142,14 +145,16 @@ constexpr double clocks(const LinearCompressionKernel& kernel, int64_t m_tiles,
   const double rate = std::min(kIngestBytesPerClock,
                                kL2BytesPerClock * device.sm_count /
                                    static_cast<double>(std::min<int64_t>(ctas, device.sm_count)));
-  const double least =
-      kStepClocks * static_cast<double>(steps) + kBlockOfEClocks * static_cast<double>(blocks_of_e);
+  const double least = (kStepClocks + kernel.tile_m) * static_cast<double>(steps);
   const double loop = std::max({products, bytes / rate, least});
 
-  // All epilogues but the last are hidden for as long as consumers start apart.
+  // Epilogues at the same time wait for one another's staging buffer. Started apart, all but the
+  // last are under products.
   const double epilogue = kernel.staging_bytes() / kEpilogueBytesPerClock;
-  const double apart = loop / static_cast<double>(steps) * schedule.first_step(1);
-  const double epilogues = epilogue + std::max(0.0, epilogue - apart) * (schedule.tiles(0, 0) - 1);
+  const double of_round =
+      epilogue * std::max(1.0, static_cast<double>(tiles) / rounds / kernel.staging_buffers);
+  const double epilogues =
+      schedule.apart > 0 ? epilogue + kHiddenShare * epilogue * (tiles - 1) : of_round * rounds;
   // More CTAs than SMs run one after another.
   return (kStartClocks + loop + epilogues) * static_cast<double>(ceil_div(ctas, device.sm_count));
 }
@@ -210,30 +215,17 @@ constexpr LinearCompressionConfig linear_compression_config_of(
   return config;
 }
 
-// Few candidates: one launch, K of both sides split over the CTAs of a cluster (split_sm90.cuh), by
-// kernel. Clusters of four fit only 30 times on 132 SMs.
-inline constexpr int kLinearCompressionSplitCtas[] = {3, 2, 4};
-static_assert(std::size(kLinearCompressionSplitCtas) == kLinearCompressionKernelCount);
+namespace linear_compression_model {
 
-struct LinearCompressionSplit {
-  int kernel;  // index in kLinearCompressionKernels, whose tile it has
-  int32_t m_tiles, units, units_per_row;
-  int32_t clusters;
-};
-
-constexpr LinearCompressionSplit linear_compression_split_of(
-    int index, const LinearCompressionProblem& problem) {
-  namespace model = linear_compression_model;
-  const LinearCompressionKernel& kernel = kLinearCompressionKernels[index];
-  LinearCompressionSplit split{};
-  split.kernel = index;
-  split.m_tiles = static_cast<int32_t>(model::m_tiles(kernel, problem));
-  split.units_per_row = static_cast<int32_t>(model::units_per_row(problem));
-  split.units = static_cast<int32_t>(problem.rows) * split.units_per_row;
-  split.clusters = static_cast<int32_t>(
-      split.m_tiles * model::ceil_div(split.units, LinearCompressionKernel::kConsumers));
-  return split;
+// Of both launches, where the candidates' last epilogue waits for the users' product.
+constexpr double side_by_side(const LinearCompressionConfig& users,
+                              const LinearCompressionConfig& candidates) {
+  const double epilogue =
+      kLinearCompressionKernels[candidates.kernel].staging_bytes() / kEpilogueBytesPerClock;
+  return std::max(candidates.clocks, users.clocks + kHandOverClocks + epilogue);
 }
+
+}  // namespace linear_compression_model
 
 // What a call launches.
 struct LinearCompressionPlan {
@@ -253,22 +245,36 @@ constexpr std::optional<LinearCompressionPlan> linear_compression_plan(
       (makes_part && linear_compression_decline_reason(users, device) != nullptr)) {
     return std::nullopt;
   }
+  const auto fits = [&](int kernel) {
+    return kLinearCompressionKernels[kernel].shared_bytes() <= device.max_shared_bytes_per_cta;
+  };
   std::optional<LinearCompressionPlan> best;
   double best_clocks = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < kLinearCompressionKernelCount; ++i) {
-    if (kLinearCompressionKernels[i].shared_bytes() > device.max_shared_bytes_per_cta) continue;
-    LinearCompressionPlan plan{
-        std::nullopt, linear_compression_config_of(i, candidates, users.rows > 0, device), 0};
-    double clocks = plan.candidates.clocks;
-    if (makes_part) {
-      plan.users = linear_compression_config_of(i, users, false, device);
-      // Where both fit on the SMs they run side by side.
-      const bool together = plan.users->grid() + plan.candidates.grid() <= device.sm_count;
-      clocks = together ? std::max(clocks, plan.users->clocks) : clocks + plan.users->clocks;
-    }
+  const auto consider = [&](const LinearCompressionPlan& plan, double clocks) {
     if (clocks < best_clocks) {
       best = plan;
       best_clocks = clocks;
+    }
+  };
+  for (int of_candidates = 0; of_candidates < kLinearCompressionKernelCount; ++of_candidates) {
+    if (!fits(of_candidates)) continue;
+    LinearCompressionPlan plan{
+        std::nullopt,
+        linear_compression_config_of(of_candidates, candidates, users.rows > 0, device), 0};
+    if (!makes_part) consider(plan, plan.candidates.clocks);
+    const DeviceLimits free{device.sm_count - static_cast<int>(std::min<int64_t>(
+                                                  plan.candidates.grid(), device.sm_count)),
+                            device.l2_bytes, device.max_shared_bytes_per_cta};
+    for (int of_users = 0; makes_part && of_users < kLinearCompressionKernelCount; ++of_users) {
+      if (!fits(of_users)) continue;
+      // Side by side on SMs that the candidates leave free, or one after the other.
+      if (linear_compression_model::m_tiles(kLinearCompressionKernels[of_users], users) <=
+          free.sm_count) {
+        plan.users = linear_compression_config_of(of_users, users, false, free);
+        consider(plan, linear_compression_model::side_by_side(*plan.users, plan.candidates));
+      }
+      plan.users = linear_compression_config_of(of_users, users, false, device);
+      consider(plan, plan.candidates.clocks + plan.users->clocks);
     }
   }
   return best;
