@@ -30,14 +30,21 @@ def headline(B: int, ratio: int, device: object = H200) -> object:
 def test_kernels_fit_an_sm() -> None:
     assert [kernel.tile_m for kernel in KERNELS] == TILES_M
     for kernel in KERNELS:
-        w, e, staging = (128 * rows for rows in (kernel.tile_m, 64, kernel.tile_m))
+        w, e, staging = (
+            2 * rows * columns
+            for rows, columns in (
+                (kernel.tile_m, kernel.tile_k),
+                (64, kernel.tile_k),
+                (kernel.tile_m, 64),
+            )
+        )
         rings = kernel.w_stages * w + 2 * kernel.e_stages * e
         small = 4 * kernel.tile_m + 512  # bias, barriers
         assert rings + kernel.staging_buffers * staging + small + 1024 <= kernel.shared_bytes
         assert kernel.shared_bytes <= SHARED_BYTES
         assert 1 <= kernel.staging_buffers <= 2
         assert kernel.sums == kernel.tile_m * 64 // 128
-        assert repr(kernel) == f"linear_compression_sm90_{kernel.tile_m}x128x64"
+        assert repr(kernel) == f"linear_compression_sm90_{kernel.tile_m}x128x{kernel.tile_k}"
 
 
 # ---- configs -----------------------------------------------------------------------------------
@@ -51,7 +58,7 @@ def check_config(config: object, shape: tuple[int, int, int, int], device: objec
     assert (config.units_per_row - 1) * 64 < N <= config.units_per_row * 64
     assert schedule.units == rows * config.units_per_row
     assert schedule.consumers == 2
-    assert (schedule.k_blocks - 1) * 64 < K <= schedule.k_blocks * 64
+    assert (schedule.k_blocks - 1) * kernel.tile_k < K <= schedule.k_blocks * kernel.tile_k
     assert config.grid == config.m_tiles * schedule.workers
     # At most three CTAs an SM, one after another; but W has as many tiles as it has.
     assert schedule.workers == 1 or config.grid <= 3 * device.sm_count

@@ -20,7 +20,7 @@ struct LinearCompressionProblem {
 
 // A compiled kernel: two consumers x 64 columns of E by tile_m rows of W, one CTA an SM.
 struct LinearCompressionKernel {
-  static constexpr int kTileK = 64;        // 128 bytes: the swizzle span
+  static constexpr int kSwizzleK = 64;     // elements in the 128 bytes of a swizzle span
   static constexpr int kUnitColumns = 64;  // the rows of one wgmma
   static constexpr int kElementBytes = 2;
   static constexpr int kConsumers = 2;
@@ -37,13 +37,14 @@ struct LinearCompressionKernel {
   static constexpr int kAlignmentBytes = 1024;  // the 128-byte swizzle repeats every 1024
 
   int tile_m;
+  int tile_k;  // of a step, in swizzle spans
   int w_stages;
   int e_stages;         // of each consumer
   int staging_buffers;  // of results, shared by the consumers
 
   constexpr int sums() const { return tile_m * kUnitColumns / kWarpGroupThreads; }  // of a thread
-  constexpr int w_bytes() const { return tile_m * kTileK * kElementBytes; }         // of a stage
-  constexpr int e_bytes() const { return kUnitColumns * kTileK * kElementBytes; }
+  constexpr int w_bytes() const { return tile_m * tile_k * kElementBytes; }         // of a stage
+  constexpr int e_bytes() const { return kUnitColumns * tile_k * kElementBytes; }
   constexpr int staging_bytes() const { return tile_m * kUnitColumns * kElementBytes; }
   constexpr int shared_bytes() const {
     return w_stages * w_bytes() + kConsumers * e_stages * e_bytes() +
@@ -56,9 +57,10 @@ struct LinearCompressionKernel {
 inline constexpr LinearCompressionKernel kLinearCompressionKernels[] = {
     // 433 rows of W are two tiles less 15 rows. With 5 and 3 stages, 10 % slower; 4 and 5 no
     // faster.
-    {224, 4, 4, 1},
-    {128, 6, 5, 2},
-    {64, 8, 8, 2},  // small problems: the most CTAs
+    {224, 64, 4, 4, 1},
+    {128, 64, 6, 5, 2},
+    // Small problems: the most CTAs, and steps of twice the depth, of which half as many wait.
+    {64, 128, 4, 4, 2},
 };
 inline constexpr int kLinearCompressionKernelCount =
     static_cast<int>(std::size(kLinearCompressionKernels));
@@ -66,9 +68,9 @@ inline constexpr int kLinearCompressionKernelCount =
 constexpr bool linear_compression_kernel_is_possible(const LinearCompressionKernel& kernel) {
   constexpr int kMaxSharedBytes = 227 * 1024;
   using K = LinearCompressionKernel;
-  return kernel.tile_m % 16 == 0 && kernel.tile_m <= 256 && kernel.w_stages >= 3 &&
-         kernel.e_stages >= 3 && kernel.staging_buffers >= 1 &&
-         kernel.staging_buffers <= K::kConsumers &&
+  return kernel.tile_m % 16 == 0 && kernel.tile_m <= 256 && kernel.tile_k % K::kSwizzleK == 0 &&
+         kernel.tile_k <= 256 && kernel.w_stages >= 3 && kernel.e_stages >= 3 &&
+         kernel.staging_buffers >= 1 && kernel.staging_buffers <= K::kConsumers &&
          kernel.sums() + K::kRegistersBesideSums <= K::kEntryRegisters &&
          kernel.tile_m * 4 <= K::kSmallBytes / 2 && kernel.shared_bytes() <= kMaxSharedBytes;
 }
@@ -102,7 +104,7 @@ inline constexpr double kFlopsPerClock = 4096;  // dense 16-bit, of an SM
 inline constexpr double kL2BytesPerClock = 55;
 inline constexpr double kIngestBytesPerClock = 80;
 // From the last wgmma of a step to the first of the next in the same consumer: waits, a release,
-// descriptors. To it come the wgmmas before the last two, as many clocks as the tile has rows.
+// descriptors. To it come the wgmmas before the last two, which are all that wait in line.
 inline constexpr double kStepClocks = 250;
 // From the sums to memory, through a staging buffer.
 inline constexpr double kEpilogueBytesPerClock = 13;
@@ -122,8 +124,9 @@ constexpr int64_t m_tiles(const LinearCompressionKernel& kernel,
 constexpr int64_t units_per_row(const LinearCompressionProblem& problem) {
   return ceil_div(problem.N, LinearCompressionKernel::kUnitColumns);
 }
-constexpr int64_t k_blocks(const LinearCompressionProblem& problem) {
-  return ceil_div(problem.K, LinearCompressionKernel::kTileK);
+constexpr int64_t k_blocks(const LinearCompressionKernel& kernel,
+                           const LinearCompressionProblem& problem) {
+  return ceil_div(problem.K, kernel.tile_k);
 }
 
 // Clocks of worker 0, which has the most to do.
@@ -136,16 +139,16 @@ constexpr double clocks(const LinearCompressionKernel& kernel, int64_t m_tiles,
   const int64_t steps = schedule.steps(0), blocks_of_e = tiles * schedule.k_blocks;
   const int64_t ctas = m_tiles * schedule.workers;
 
-  const double products = 2.0 * LinearCompressionKernel::kUnitColumns *
-                          LinearCompressionKernel::kTileK * kernel.tile_m *
-                          static_cast<double>(blocks_of_e) / kFlopsPerClock;
+  const double products = 2.0 * LinearCompressionKernel::kUnitColumns * kernel.tile_k *
+                          kernel.tile_m * static_cast<double>(blocks_of_e) / kFlopsPerClock;
   const auto bytes = static_cast<double>(steps * kernel.w_bytes() + blocks_of_e * kernel.e_bytes() +
                                          (adds_part ? tiles * kernel.staging_bytes() : 0));
   // Idle SMs leave their share of L2 to others.
   const double rate = std::min(kIngestBytesPerClock,
                                kL2BytesPerClock * device.sm_count /
                                    static_cast<double>(std::min<int64_t>(ctas, device.sm_count)));
-  const double least = (kStepClocks + kernel.tile_m) * static_cast<double>(steps);
+  const double issue = (kernel.tile_k / 16 - 2) * kernel.tile_m / 2.0;
+  const double least = (kStepClocks + issue) * static_cast<double>(steps);
   const double loop = std::max({products, bytes / rate, least});
 
   // Epilogues at the same time wait for one another's staging buffer. Started apart, all but the
@@ -172,8 +175,9 @@ constexpr const char* linear_compression_decline_reason(const LinearCompressionP
   if (std::max({problem.rows, problem.M, problem.N, problem.K}) > kMaxSize) {
     return "a size of 2^31 or more, which TMA coordinates can't hold";
   }
-  const int64_t blocks_per_row = linear_compression_model::units_per_row(problem) *
-                                 linear_compression_model::k_blocks(problem);
+  const int64_t blocks_per_row =
+      linear_compression_model::units_per_row(problem) *
+      linear_compression_model::ceil_div(problem.K, LinearCompressionKernel::kSwizzleK);
   if (problem.rows != 0 && blocks_per_row > kMaxBlocks / problem.rows) {
     return "embeddings of more than 2^30 blocks of 64 x 64";
   }
@@ -202,7 +206,7 @@ constexpr LinearCompressionConfig linear_compression_config_of(
     const int64_t workers = std::clamp<int64_t>(fills * device.sm_count / config.m_tiles, 1, units);
     const ColumnSchedule schedule{static_cast<int32_t>(units), static_cast<int32_t>(workers),
                                   LinearCompressionKernel::kConsumers,
-                                  static_cast<int32_t>(model::k_blocks(problem))};
+                                  static_cast<int32_t>(model::k_blocks(kernel, problem))};
     const double clocks = model::clocks(kernel, config.m_tiles, schedule, adds_part, device);
     if (clocks < config.clocks) {
       config.schedule = schedule;
@@ -274,18 +278,20 @@ constexpr std::optional<LinearCompressionPlan> linear_compression_plan(
         consider(plan, linear_compression_model::side_by_side(*plan.users, plan.candidates));
       }
       plan.users = linear_compression_config_of(of_users, users, false, device);
-      consider(plan, plan.candidates.clocks + plan.users->clocks);
+      const bool fit = plan.users->grid() <= free.sm_count;
+      consider(plan, fit ? linear_compression_model::side_by_side(*plan.users, plan.candidates)
+                         : plan.candidates.clocks + plan.users->clocks);
     }
   }
   return best;
 }
 
-// "linear_compression_sm90_224x128x64"
+// "linear_compression_sm90_224x128x64": rows of W, columns of both consumers, K of a step
 inline std::string name(const LinearCompressionKernel& kernel) {
   return "linear_compression_sm90_" + std::to_string(kernel.tile_m) + "x" +
          std::to_string(LinearCompressionKernel::kConsumers *
                         LinearCompressionKernel::kUnitColumns) +
-         "x" + std::to_string(LinearCompressionKernel::kTileK);
+         "x" + std::to_string(kernel.tile_k);
 }
 
 // For explain: the config as JSON.

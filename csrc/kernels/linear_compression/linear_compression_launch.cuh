@@ -24,14 +24,14 @@ CUtensorMap weight_map(const LinearCompressionOperands& o,
                        const LinearCompressionProblem& problem) {
   constexpr int64_t kBytes = sizeof(typename S::T);
   return make_tensor_map(o.w, o.type, {problem.K, problem.M}, {o.w_stride * kBytes},
-                         {kTileK, S::kTileM}, Swizzle::k128Bytes);
+                         {kSwizzleK, S::kTileM}, Swizzle::k128Bytes);
 }
 
 template <class S>
 CUtensorMap embedding_map(const LinearCompressionOperands& o,
                           const LinearCompressionProblem& problem) {
   return columns_map<S>(o.type, o.e, problem.rows, problem.K, problem.N, o.e_row_stride, o.e_stride,
-                        kTileK);
+                        S::kTileK);
 }
 
 template <class S>

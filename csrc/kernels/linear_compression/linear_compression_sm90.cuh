@@ -58,8 +58,8 @@ struct Filled {
 template <class S>
 struct alignas(hopper::kSwizzleAtomBytes) Shared {
   using T = typename S::T;
-  T w[S::kConfig.w_stages][S::kTileM * kTileK];
-  T e[kConsumers][S::kConfig.e_stages][kTileK * kUnitColumns];
+  T w[S::kConfig.w_stages][S::kTileM * S::kTileK];
+  T e[kConsumers][S::kConfig.e_stages][S::kTileK * kUnitColumns];
   T staging[S::kStaging][S::kTileM * kUnitColumns];
   float bias[S::kTileM];
   typename S::RingW ring_w;
@@ -72,8 +72,8 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
 };
 
 struct Params {
-  CUtensorMap w;                // [M, K], box kTileM x 64
-  CUtensorMap e;                // [B, K, N], box 1 x 64 x 64
+  CUtensorMap w;                // [M, K], box kTileM x 64, one swizzle span
+  CUtensorMap e;                // [B, K, N], box 1 x kTileK x 64
   CUtensorMap part;             // [U, M, N], box 1 x kTileM x 64; unused without a map
   CUtensorMap out;              // [B, M, N], as part
   CUtensorMap preact;           // as out, where saves_preact
@@ -119,8 +119,11 @@ __device__ void load_w(Shared<S>& shared, const Params& params, int32_t first, i
   int32_t k = first % k_blocks;
   for (int32_t step = first; step < end; ++step, position.advance()) {
     hopper::Barrier& full = shared.ring_w.produce(position, S::kConfig.w_bytes());
-    hopper::tma_load(shared.w[position.slot], params.w, full, hopper::L2Hint::kNormal, k * kTileK,
-                     first_m);
+#pragma unroll
+    for (int span = 0; span < S::kTileK; span += kSwizzleK) {
+      hopper::tma_load(shared.w[position.slot] + span * S::kTileM, params.w, full,
+                       hopper::L2Hint::kNormal, k * S::kTileK + span, first_m);
+    }
     if (++k == k_blocks) k = 0;
   }
 }
@@ -148,7 +151,7 @@ __device__ void load_e(Shared<S>& shared, const Params& params, int consumer, in
     }
     hopper::Barrier& full = ring.produce(position, S::kConfig.e_bytes());
     hopper::tma_load(shared.e[consumer][position.slot], params.e, full, hopper::L2Hint::kNormal,
-                     unit.first_n, k * kTileK, unit.row);
+                     unit.first_n, k * S::kTileK, unit.row);
     if (++k == k_blocks) k = 0;
     --left;
   }

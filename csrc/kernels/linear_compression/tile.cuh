@@ -12,7 +12,7 @@
 
 namespace ikbo::linear_compression {
 
-inline constexpr int kTileK = LinearCompressionKernel::kTileK;
+inline constexpr int kSwizzleK = LinearCompressionKernel::kSwizzleK;
 inline constexpr int kUnitColumns = LinearCompressionKernel::kUnitColumns;
 inline constexpr int kConsumers = LinearCompressionKernel::kConsumers;
 inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
@@ -31,6 +31,7 @@ struct Shape {
   static constexpr int kIndex = kKernel;
   static constexpr LinearCompressionKernel kConfig = kLinearCompressionKernels[kKernel];
   static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kTileK = kConfig.tile_k;
   static constexpr int kStaging = kConfig.staging_buffers;
   using RingW = hopper::Pipeline<kConfig.w_stages, kConsumers>;
   using RingE = hopper::Pipeline<kConfig.e_stages, 1>;
@@ -47,15 +48,18 @@ __device__ inline Unit unit_at(int32_t index, int32_t units_per_row) {
 template <class S>
 using Sums = float[S::kTileM / 2];
 
-// One K block: reads the slots, adds to the sums. `add` false starts them.
+// One step of K: reads the slots, adds to the sums. `add` false starts them. A slot of W has its
+// swizzle spans of K one after the other.
 template <class S>
 __device__ inline void multiply(Sums<S>& sums, uint64_t e, uint64_t w, bool add) {
   using Product = hopper::Wgmma<typename S::T, S::kTileM, hopper::Major::kMn, hopper::Major::kK>;
 #pragma unroll
-  for (int k = 0; k < kTileK / 16; ++k) {
+  for (int k = 0; k < S::kTileK / 16; ++k) {
+    constexpr int kSpan = kSwizzleK / 16;
+    const uint32_t in_w = k / kSpan * (S::kTileM * hopper::kSwizzleRowBytes / 16) +
+                          k % kSpan * hopper::kDescriptorStep<hopper::Major::kK>;
     Product::multiply(sums, hopper::moved(e, k * hopper::kDescriptorStep<hopper::Major::kMn>),
-                      hopper::moved(w, k * hopper::kDescriptorStep<hopper::Major::kK>),
-                      add || k > 0);
+                      hopper::moved(w, in_w), add || k > 0);
   }
 }
 
