@@ -260,27 +260,33 @@ constexpr std::optional<LinearCompressionPlan> linear_compression_plan(
       best_clocks = clocks;
     }
   };
+  // What a launch of this many CTAs leaves free.
+  const auto beside = [&](int64_t grid) {
+    const auto taken = static_cast<int>(std::min<int64_t>(grid, device.sm_count));
+    return DeviceLimits{device.sm_count - taken, device.l2_bytes, device.max_shared_bytes_per_cta};
+  };
+  const bool adds_part = users.rows > 0;
   for (int of_candidates = 0; of_candidates < kLinearCompressionKernelCount; ++of_candidates) {
     if (!fits(of_candidates)) continue;
-    LinearCompressionPlan plan{
-        std::nullopt,
-        linear_compression_config_of(of_candidates, candidates, users.rows > 0, device), 0};
-    if (!makes_part) consider(plan, plan.candidates.clocks);
-    const DeviceLimits free{device.sm_count - static_cast<int>(std::min<int64_t>(
-                                                  plan.candidates.grid(), device.sm_count)),
-                            device.l2_bytes, device.max_shared_bytes_per_cta};
+    const auto alone = linear_compression_config_of(of_candidates, candidates, adds_part, device);
+    if (!makes_part) consider({std::nullopt, alone, 0}, alone.clocks);
     for (int of_users = 0; makes_part && of_users < kLinearCompressionKernelCount; ++of_users) {
       if (!fits(of_users)) continue;
-      // Side by side on SMs that the candidates leave free, or one after the other.
-      if (linear_compression_model::m_tiles(kLinearCompressionKernels[of_users], users) <=
-          free.sm_count) {
-        plan.users = linear_compression_config_of(of_users, users, false, free);
-        consider(plan, linear_compression_model::side_by_side(*plan.users, plan.candidates));
+      // One after the other, each on all SMs; or side by side, one on what the other leaves.
+      const auto first = linear_compression_config_of(of_users, users, false, device);
+      const DeviceLimits by_candidates = beside(alone.grid()), by_users = beside(first.grid());
+      if (first.grid() > by_candidates.sm_count) {
+        consider({first, alone, 0}, first.clocks + alone.clocks);
       }
-      plan.users = linear_compression_config_of(of_users, users, false, device);
-      const bool fit = plan.users->grid() <= free.sm_count;
-      consider(plan, fit ? linear_compression_model::side_by_side(*plan.users, plan.candidates)
-                         : plan.candidates.clocks + plan.users->clocks);
+      if (first.m_tiles <= by_candidates.sm_count) {
+        const auto small = linear_compression_config_of(of_users, users, false, by_candidates);
+        consider({small, alone, 0}, linear_compression_model::side_by_side(small, alone));
+      }
+      if (alone.m_tiles <= by_users.sm_count) {
+        const auto small =
+            linear_compression_config_of(of_candidates, candidates, adds_part, by_users);
+        consider({first, small, 0}, linear_compression_model::side_by_side(first, small));
+      }
     }
   }
   return best;
