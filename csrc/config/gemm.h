@@ -43,7 +43,7 @@ struct GemmKernel {
   static constexpr int kOtherConsumerRegisters = 48;
   // Two 64 x 64 boxes of results a consumer: one is filled while TMA stores the other.
   static constexpr int kStagingBytes = kConsumers * 2 * 64 * 64 * kElementBytes;
-  static constexpr int kBarrierBytes = 1024;
+  static constexpr int kBarrierBytes = 2048;    // and what an epilogue keeps: biases
   static constexpr int kAlignmentBytes = 1024;  // 128-byte swizzle repeats every 1024
 
   int tile_m;
@@ -71,6 +71,7 @@ inline constexpr GemmKernel kGemmKernels[] = {
     {256, 128, 4, 2, GemmSchedule::kCooperative},  // where N fills 128 columns but not 256
     {128, 256, 4, 1, GemmSchedule::kCooperative},  // single waves, odd numbers of M tiles
     {256, 128, 4, 1, GemmSchedule::kCooperative},
+    {128, 128, 6, 2, GemmSchedule::kPingPong},  // short K: epilogues are much of the work
     {128, 128, 6, 1, GemmSchedule::kPingPong},  // less than a wave of the above
     {64, 128, 8, 1, GemmSchedule::kPingPong},   // small problems: the most CTAs
 };
@@ -117,6 +118,9 @@ inline constexpr double kFlopsPerClock = 4096;  // dense 16-bit, of an SM
 // time by 128 x 256 ones, as an H200 does.
 inline constexpr double kL2BytesPerClock = 60;
 inline constexpr double kIngestBytesPerClock = 64;  // into one SM at most; out of it likewise
+inline constexpr double kIngestBytesPerClock = 64;  // into one SM at most; out of it likewise
+// An epilogue that rounds and stores, for each sum of its tile.
+inline constexpr double kPlainEpilogueClocks = GemmKernel::kElementBytes / kIngestBytesPerClock;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -154,18 +158,44 @@ constexpr double step_clocks(const GemmKernel& kernel, int64_t grid, const Devic
   return std::max(products, bytes / rate);
 }
 
-// Clocks of the SM with the most tiles.
+// Clocks of the SM with the most tiles. The epilogue's are those of one sum.
 constexpr double clocks(const GemmKernel& kernel, const GemmProblem& problem,
-                        const DeviceLimits& device) {
+                        const DeviceLimits& device, double epilogue_clocks = kPlainEpilogueClocks) {
   const int64_t resident = resident_clusters(kernel, problem, device);
   const auto waves = static_cast<double>(ceil_div(clusters(kernel, problem), resident));
   const double products = static_cast<double>(ceil_div(problem.K, GemmKernel::kTileK)) *
                           step_clocks(kernel, resident * kernel.cluster_m, device);
-  const double epilogue = static_cast<double>(kernel.tile_m) * kernel.tile_n *
-                          GemmKernel::kElementBytes / kIngestBytesPerClock;
+  const double epilogue = static_cast<double>(kernel.tile_m) * kernel.tile_n * epilogue_clocks;
   if (kernel.schedule == GemmSchedule::kCooperative) return waves * (products + epilogue);
   // Two tiles are under way: each takes products + epilogue, and only the products exclude another.
   return (waves - 1) * std::max(products, (products + epilogue) / 2) + products + epilogue;
+}
+
+// Some of kGemmKernels: those that exist with an epilogue.
+template <size_t kCount>
+constexpr bool any_is_usable(const int (&kernels)[kCount], const GemmProblem& problem,
+                             const DeviceLimits& device) {
+  return std::any_of(std::begin(kernels), std::end(kernels),
+                     [&](int kernel) { return is_usable(kGemmKernels[kernel], problem, device); });
+}
+
+struct Choice {
+  int kernel;  // index in kGemmKernels; -1 where none is usable
+  double clocks;
+};
+
+// The one of them with the least estimated clocks.
+template <size_t kCount>
+constexpr Choice best_of(const int (&kernels)[kCount], const GemmProblem& problem,
+                         const DeviceLimits& device,
+                         double epilogue_clocks = kPlainEpilogueClocks) {
+  Choice best{-1, std::numeric_limits<double>::infinity()};
+  for (const int kernel : kernels) {
+    if (!is_usable(kGemmKernels[kernel], problem, device)) continue;
+    const double estimate = clocks(kGemmKernels[kernel], problem, device, epilogue_clocks);
+    if (estimate < best.clocks) best = {kernel, estimate};
+  }
+  return best;
 }
 
 }  // namespace gemm_model
@@ -188,7 +218,8 @@ constexpr const char* gemm_decline_reason(const GemmProblem& problem, const Devi
 
 // The config of one kernel that is usable for the problem, which has an output.
 constexpr GemmConfig gemm_config_of(int index, const GemmProblem& problem,
-                                    const DeviceLimits& device) {
+                                    const DeviceLimits& device,
+                                    double epilogue_clocks = gemm_model::kPlainEpilogueClocks) {
   const GemmKernel& kernel = kGemmKernels[index];
   const int64_t resident = gemm_model::resident_clusters(kernel, problem, device);
   const TileGrid tiles{
@@ -215,7 +246,7 @@ constexpr GemmConfig gemm_config_of(int index, const GemmProblem& problem,
   });
   config.order = TileOrder(tiles, config.raster);
   config.waves = static_cast<int32_t>(gemm_model::ceil_div(config.order.tiles(), config.grid));
-  config.clocks = gemm_model::clocks(kernel, problem, device);
+  config.clocks = gemm_model::clocks(kernel, problem, device, epilogue_clocks);
   config.utilisation = 2.0 * static_cast<double>(problem.M) * static_cast<double>(problem.N) *
                        static_cast<double>(problem.K) * static_cast<double>(problem.batch) /
                        (gemm_model::kFlopsPerClock * config.clocks * device.sm_count);

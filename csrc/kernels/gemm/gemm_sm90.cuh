@@ -14,11 +14,16 @@
 // is empty only when the consumers of both CTAs have released it.
 //
 // What becomes of a tile's sums is the kernel's Epilogue: PlainEpilogue below rounds and stores
-// them. Another has the same members.
+// them. Another has the same members. With kWeights = 2 the B tile is two halves side by side, each
+// of a matrix of its own (b and the epilogue's b_up): one wgmma reads both, so it costs what a
+// plain one does, and sums kTileN / 2 columns apart are in the same thread.
 #pragma once
+
+#include <algorithm>
 
 #include "config/gemm.h"
 #include "hopper/cluster.cuh"
+#include "hopper/dependent_launch.cuh"
 #include "hopper/fragments.cuh"
 #include "hopper/mbarrier.cuh"
 #include "hopper/pipeline.cuh"
@@ -69,11 +74,18 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
 
 struct Params {
   CUtensorMap a;  // [M, K], box kTileM x 64, 128-byte swizzle
-  CUtensorMap b;  // [N, K], box kTileN / kCluster x 64, 128-byte swizzle
+  CUtensorMap b;  // [N, K], box kPartN x 64, 128-byte swizzle
   CUtensorMap d;  // [M, N], box 64 x 64, 128-byte swizzle
   TileOrder order;
-  int k_blocks;  // ceil(K / 64), at least 1: loads past K read zeros
+  int k_blocks;         // ceil(K / 64), at least 1: loads past K read zeros
+  bool a_is_under_way;  // the kernel ahead computes A: it is waited for before A's first load
 };
+
+// B tiles are loaded in parts: one a CTA of the cluster, or one a weight.
+template <class S, class Epilogue>
+inline constexpr int kParts = std::max(S::kCluster, Epilogue::kWeights);
+template <class S, class Epilogue>
+inline constexpr int kPartN = S::kTileN / kParts<S, Epilogue>;
 
 // The tiles of a consumer, in its order.
 template <class S>
@@ -90,27 +102,62 @@ __device__ constexpr int first_row(int consumer) {
 
 // ---- producer ----------------------------------------------------------------------------------
 template <class S, class Epilogue>
-__device__ void produce(Shared<S, Epilogue>& shared, const Params& params) {
+__device__ inline void load_a(Shared<S, Epilogue>& shared, const Params& params,
+                              const TileCoordinates& tile, int k, int slot) {
+  hopper::tma_load(shared.a[slot], params.a, shared.ring.full[slot], hopper::L2Hint::kNormal,
+                   k * kTileK, tile.m_tile * S::kTileM);
+}
+
+// The parts of B that this CTA loads.
+template <class S, class Epilogue>
+__device__ inline void load_b(Shared<S, Epilogue>& shared, const Params& params,
+                              const typename Epilogue::Params& epilogue,
+                              const TileCoordinates& tile, int k, int slot) {
   constexpr uint16_t kAllCtas = (1 << S::kCluster) - 1;
-  constexpr int kShareN = S::kTileN / S::kCluster;  // rows of B that this CTA loads
+  constexpr int kPart = kPartN<S, Epilogue>;
   const int rank = S::kCluster > 1 ? hopper::cluster_cta_rank() : 0;
+  const auto load = [&](int part, const CUtensorMap& map, int row) {
+    auto* b = shared.b[slot] + part * kPart * kTileK;
+    hopper::Barrier& full = shared.ring.full[slot];
+    if constexpr (S::kCluster > 1) {
+      hopper::tma_load_multicast(b, map, full, hopper::L2Hint::kNormal, kAllCtas, k * kTileK, row);
+    } else {
+      hopper::tma_load(b, map, full, hopper::L2Hint::kNormal, k * kTileK, row);
+    }
+  };
+  if constexpr (Epilogue::kWeights == 1) {
+    load(rank, params.b, tile.n_tile * S::kTileN + rank * kPart);
+  } else {
+    if (rank == 0) load(0, params.b, tile.n_tile * kPart);
+    if (S::kCluster == 1 || rank == 1) load(1, epilogue.b_up, tile.n_tile * kPart);
+  }
+}
+
+template <class S, class Epilogue>
+__device__ void produce(Shared<S, Epilogue>& shared, const Params& params,
+                        const typename Epilogue::Params& epilogue) {
   typename S::Position position;
+  int first_k = 0;
   auto tiles = TileSchedule::of_cta(blockIdx.x, gridDim.x, params.order.tiles());
+  if (params.a_is_under_way) {
+    // The ring's first blocks of B are on their way while the kernel ahead ends.
+    const TileCoordinates tile = params.order.at(tiles.tile());
+    first_k = min(S::kStages, params.k_blocks);
+    for (int k = 0; k < first_k; ++k, position.advance()) {
+      shared.ring.produce(position, S::kLoadBytes);
+      load_b<S>(shared, params, epilogue, tile, k, position.slot);
+    }
+    hopper::wait_for_previous_kernel();
+    for (int k = 0; k < first_k; ++k) load_a<S>(shared, params, tile, k, k);
+  }
   for (; tiles.has_tile(); tiles.next()) {
     const TileCoordinates tile = params.order.at(tiles.tile());
-    const int m = tile.m_tile * S::kTileM, n = tile.n_tile * S::kTileN + rank * kShareN;
-    for (int k = 0; k < params.k_blocks; ++k, position.advance()) {
-      hopper::Barrier& full = shared.ring.produce(position, S::kLoadBytes);
-      hopper::tma_load(shared.a[position.slot], params.a, full, hopper::L2Hint::kNormal, k * kTileK,
-                       m);
-      auto* b = shared.b[position.slot] + rank * kShareN * kTileK;
-      if constexpr (S::kCluster > 1) {
-        hopper::tma_load_multicast(b, params.b, full, hopper::L2Hint::kNormal, kAllCtas, k * kTileK,
-                                   n);
-      } else {
-        hopper::tma_load(b, params.b, full, hopper::L2Hint::kNormal, k * kTileK, n);
-      }
+    for (int k = first_k; k < params.k_blocks; ++k, position.advance()) {
+      shared.ring.produce(position, S::kLoadBytes);
+      load_a<S>(shared, params, tile, k, position.slot);
+      load_b<S>(shared, params, epilogue, tile, k, position.slot);
     }
+    first_k = 0;
   }
 }
 
@@ -175,6 +222,7 @@ struct PlainEpilogue {
     __device__ void init() {}
   };
   static constexpr bool kHasHelpers = false;
+  static constexpr int kWeights = 1;
 
   __device__ static void start(const Params&) {}
 
@@ -288,6 +336,7 @@ __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
     hopper::prefetch_tensor_map(params.a);
     hopper::prefetch_tensor_map(params.b);
     hopper::prefetch_tensor_map(params.d);
+    if constexpr (Epilogue::kWeights == 2) hopper::prefetch_tensor_map(epilogue.b_up);
     shared.ring.init();
     shared.epilogue.init();
     hopper::fence_barrier_init();
@@ -302,7 +351,7 @@ __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
   if (group == 0) {
     hopper::give_registers<GemmKernel::kProducerRegisters>();
     const int warp = hopper::warp_index();
-    if (warp == 0 && hopper::elect_one()) produce(shared, params);
+    if (warp == 0 && hopper::elect_one()) produce<S>(shared, params, epilogue);
     if constexpr (Epilogue::kHasHelpers) {
       if (warp >= 2) Epilogue::template help<S>(shared, params, epilogue, warp - 2);
     }

@@ -15,7 +15,6 @@
 #include <limits>
 
 #include "hopper/async_copy.cuh"
-#include "hopper/dependent_launch.cuh"
 #include "kernels/activation.cuh"
 #include "kernels/gemm/gemm_sm90.cuh"
 
@@ -40,6 +39,7 @@ struct JoinParams {
 struct JoinEpilogue {
   using Params = JoinParams;
   static constexpr bool kHasHelpers = true;
+  static constexpr int kWeights = 1;
   static constexpr int32_t kPaddingRow = -1;
 
   struct Shared {

@@ -1,0 +1,134 @@
+// How gated_linear, linear_act and gated_mlp are computed: which kernel each product gets. A pure
+// function of problem and device, tested on the CPU.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "config/concat_linear.h"
+#include "config/gemm.h"
+
+namespace ikbo {
+
+// M rows of K features into N. linear_act: out[M, N] = act(x[M, K] w[N, K]^T + b). gated_linear:
+// out[M, N] = act(x w_gate[N, K]^T + b_gate) * (x w_up[N, K]^T + b_up).
+struct LinearProblem {
+  int64_t M, N, K;
+};
+
+// The kernels of kGemmKernels that exist with the gating epilogue. Gate and up share a tile, so it
+// covers half of tile_n in columns of the output.
+inline constexpr int kGatedKernels[] = {2, 4, 5, 6};
+
+struct LinearActConfig {
+  GemmConfig product;
+  int packed_weights;  // weights that a first launch copies to rows the copy engine reads
+  int launches() const { return 1 + (packed_weights > 0); }
+};
+
+struct GatedLinearConfig {
+  GemmConfig product;  // of 2 N columns
+  int packed_weights;
+  int launches() const { return 1 + (packed_weights > 0); }
+};
+
+// gated_linear into a hidden tensor, then linear_act without activation, which starts while the
+// first kernel ends.
+struct GatedMlpConfig {
+  GemmConfig hidden;
+  GemmConfig down;
+  int packed_weights;
+  int launches() const { return 2 + (packed_weights > 0); }
+};
+
+namespace gated_model {
+
+// Bias, activation, product, rounding: about 25 instructions of 128 lanes a clock for two sums.
+inline constexpr double kEpilogueClocks = 0.1;
+
+constexpr GemmProblem linear_product(const LinearProblem& p) { return {p.M, p.N, p.K, 1}; }
+constexpr GemmProblem gated_product(const LinearProblem& p) { return {p.M, 2 * p.N, p.K, 1}; }
+
+template <size_t kCount>
+constexpr const char* decline_reason(const LinearProblem& problem, const GemmProblem& product,
+                                     const int (&kernels)[kCount], const DeviceLimits& device) {
+  if (problem.N % 8 != 0) return "out features that are no multiple of 8";
+  if (problem.K == 0) return "inputs without features";
+  if (const char* reason = gemm_decline_reason(product, device)) return reason;
+  if (!gemm_model::any_is_usable(kernels, product, device)) return "more than 2^30 output tiles";
+  return nullptr;
+}
+
+}  // namespace gated_model
+
+// Why the kernels don't take the problem, or nullptr. Sizes aren't negative.
+constexpr const char* linear_act_decline_reason(const LinearProblem& problem,
+                                                const DeviceLimits& device) {
+  return gated_model::decline_reason(problem, gated_model::linear_product(problem), kJoinKernels,
+                                     device);
+}
+constexpr const char* gated_linear_decline_reason(const LinearProblem& problem,
+                                                  const DeviceLimits& device) {
+  return gated_model::decline_reason(problem, gated_model::gated_product(problem), kGatedKernels,
+                                     device);
+}
+
+// For problems with an output (M and N at least 1) and no decline reason.
+constexpr GemmConfig linear_product_config(const LinearProblem& problem,
+                                           const DeviceLimits& device) {
+  const GemmProblem product = gated_model::linear_product(problem);
+  return gemm_config_of(gemm_model::best_of(kJoinKernels, product, device).kernel, product, device);
+}
+constexpr GemmConfig gated_product_config(const LinearProblem& problem,
+                                          const DeviceLimits& device) {
+  constexpr double kEpilogue = gated_model::kEpilogueClocks;
+  const GemmProblem product = gated_model::gated_product(problem);
+  return gemm_config_of(gemm_model::best_of(kGatedKernels, product, device, kEpilogue).kernel,
+                        product, device, kEpilogue);
+}
+
+constexpr LinearActConfig linear_act_config(const LinearProblem& problem,
+                                            const DeviceLimits& device) {
+  return {linear_product_config(problem, device), 0};
+}
+constexpr GatedLinearConfig gated_linear_config(const LinearProblem& problem,
+                                                const DeviceLimits& device) {
+  return {gated_product_config(problem, device), 0};
+}
+// `out_features` are those of the whole; the problem's N are the hidden ones.
+constexpr GatedMlpConfig gated_mlp_config(const LinearProblem& problem, int64_t out_features,
+                                          const DeviceLimits& device) {
+  return {gated_product_config(problem, device),
+          linear_product_config({problem.M, out_features, problem.N}, device), 0};
+}
+constexpr const char* gated_mlp_decline_reason(const LinearProblem& problem, int64_t out_features,
+                                               const DeviceLimits& device) {
+  if (const char* reason = gated_linear_decline_reason(problem, device)) return reason;
+  if (problem.N == 0) return "no hidden features";
+  return linear_act_decline_reason({problem.M, out_features, problem.N}, device);
+}
+
+// For explain: the configs as JSON.
+namespace gated_model {
+template <class Config>
+std::string launches_json(const char* kernel, const Config& config) {
+  return "{\"kernel\": \"" + std::string(kernel) +
+         "\", \"launches\": " + std::to_string(config.launches()) +
+         ", \"packed_weights\": " + std::to_string(config.packed_weights);
+}
+}  // namespace gated_model
+inline std::string to_json(const LinearActConfig& config) {
+  return gated_model::launches_json("linear_act_sm90", config) +
+         ", \"product\": " + to_json(config.product) + "}";
+}
+inline std::string to_json(const GatedLinearConfig& config) {
+  return gated_model::launches_json("gated_linear_sm90", config) +
+         ", \"product\": " + to_json(config.product) + "}";
+}
+inline std::string to_json(const GatedMlpConfig& config) {
+  return gated_model::launches_json("gated_mlp_sm90", config) +
+         ", \"hidden\": " + to_json(config.hidden) + ", \"down\": " + to_json(config.down) + "}";
+}
+
+}  // namespace ikbo
