@@ -105,7 +105,7 @@ constexpr GatedMlpConfig gated_mlp_config(const LinearProblem& problem, int64_t 
 constexpr const char* gated_mlp_decline_reason(const LinearProblem& problem, int64_t out_features,
                                                const DeviceLimits& device) {
   if (const char* reason = gated_linear_decline_reason(problem, device)) return reason;
-  if (problem.N == 0) return "no hidden features";
+  if (problem.N == 0 || out_features == 0) return "no hidden features, or no out features";
   return linear_act_decline_reason({problem.M, out_features, problem.N}, device);
 }
 

@@ -55,6 +55,10 @@ Tensor contiguous_copy(const Tensor& t) {
   return t.is_contiguous() ? torch::stable::clone(t) : torch::stable::contiguous(t);
 }
 
+Tensor readable_bias(const Tensor& bias) {
+  return bias.is_contiguous() && is_aligned(bias) ? bias : contiguous_copy(bias);
+}
+
 WeightOperands::Operand WeightOperands::read(const Tensor& weight) {
   if (has_aligned_rows(weight)) return {weight.const_data_ptr(), aligned_row_stride(weight)};
   const int64_t rows = weight.size(0), columns = weight.size(1);
