@@ -71,11 +71,13 @@ inline constexpr GemmKernel kGemmKernels[] = {
     {256, 128, 4, 2, GemmSchedule::kCooperative},  // where N fills 128 columns but not 256
     {128, 256, 4, 1, GemmSchedule::kCooperative},  // single waves, odd numbers of M tiles
     {256, 128, 4, 1, GemmSchedule::kCooperative},
-    {128, 128, 6, 2, GemmSchedule::kPingPong},  // short K: epilogues are much of the work
+    {128, 128, 6, 2, GemmSchedule::kPingPong},  // epilogues that are much of the work
     {128, 128, 6, 1, GemmSchedule::kPingPong},  // less than a wave of the above
     {64, 128, 8, 1, GemmSchedule::kPingPong},   // small problems: the most CTAs
 };
 inline constexpr int kGemmKernelCount = static_cast<int>(std::size(kGemmKernels));
+// What the plain epilogue runs on.
+inline constexpr int kPlainKernels[] = {0, 1, 2, 3, 5, 6};
 
 constexpr bool gemm_kernel_is_possible(const GemmKernel& kernel) {
   constexpr int kMaxSharedBytes = 227 * 1024;
@@ -210,10 +212,10 @@ constexpr const char* gemm_decline_reason(const GemmProblem& problem, const Devi
   if (smallest.shared_bytes() > device.max_shared_bytes_per_cta || device.sm_count < 1) {
     return "a device without the shared memory or the SMs of any kernel";
   }
-  for (const GemmKernel& kernel : kGemmKernels) {
-    if (gemm_model::is_usable(kernel, problem, device)) return nullptr;
+  if (!gemm_model::any_is_usable(kPlainKernels, problem, device)) {
+    return "more than 2^30 output tiles";
   }
-  return "more than 2^30 output tiles";
+  return nullptr;
 }
 
 // The config of one kernel that is usable for the problem, which has an output.
@@ -259,18 +261,8 @@ constexpr std::optional<GemmConfig> gemm_config(const GemmProblem& problem,
                                                 const DeviceLimits& device) {
   const bool has_output = problem.M > 0 && problem.N > 0 && problem.batch > 0;
   if (!has_output || gemm_decline_reason(problem, device) != nullptr) return std::nullopt;
-
-  int best = -1;
-  double best_clocks = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < kGemmKernelCount; ++i) {
-    if (!gemm_model::is_usable(kGemmKernels[i], problem, device)) continue;
-    const double clocks = gemm_model::clocks(kGemmKernels[i], problem, device);
-    if (clocks < best_clocks) {
-      best = i;
-      best_clocks = clocks;
-    }
-  }
-  return gemm_config_of(best, problem, device);
+  return gemm_config_of(gemm_model::best_of(kPlainKernels, problem, device).kernel, problem,
+                        device);
 }
 
 inline const char* name(GemmSchedule schedule) {
