@@ -1,0 +1,138 @@
+"""How gated_linear, linear_act and gated_mlp are computed (ikbo._host): kernels and launches."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ikbo import _host
+
+from .test_gemm_config import DEVICES, H200, sizes
+
+KERNELS = {
+    f"gemm_sm90_{name}"
+    for name in (
+        "128x256x64_cooperative_cluster1", "128x128x64_ping_pong_cluster2",
+        "128x128x64_ping_pong_cluster1", "64x128x64_ping_pong_cluster1",
+    )
+}  # fmt: skip
+OPS = ["linear_act", "gated_linear"]
+
+
+def config_of(op: str, *problem: object) -> object:
+    return getattr(_host, f"{op}_config")(*problem)
+
+
+def reason_of(op: str, *problem: object) -> str | None:
+    reason: str | None = getattr(_host, f"{op}_decline_reason")(*problem)
+    return reason
+
+
+@pytest.mark.parametrize("op", OPS)
+@given(M=sizes, N=st.integers(1, 1500), K=st.integers(1, 9000), device=st.sampled_from(DEVICES))
+def test_every_problem_has_a_config(op: str, M: int, N: int, K: int, device: object) -> None:
+    problem = (M, 8 * N, K, device)
+    assert reason_of(op, *problem) is None
+    config = config_of(op, *problem)
+    product, kernel = config.product, config.product.kernel
+    assert config.launches == 1
+    assert repr(kernel) in KERNELS
+    assert product.k_steps == -(-K // 64)
+    # Gate and up share a tile.
+    columns = kernel.tile_n // (2 if op == "gated_linear" else 1)
+    assert product.m_tiles == -(-M // kernel.tile_m)
+    assert product.n_tiles == -(-8 * N // columns)
+    assert 1 <= product.grid <= device.sm_count
+    assert product.grid % kernel.cluster_m == 0
+    assert 0 <= product.utilisation <= 1
+
+
+@given(
+    M=sizes, N=st.integers(1, 1500), K=st.integers(1, 4000), out=st.integers(1, 1500),
+    device=st.sampled_from(DEVICES),
+)  # fmt: skip
+def test_mlp_is_a_gated_linear_and_a_linear(
+    M: int, N: int, K: int, out: int, device: object
+) -> None:
+    config = _host.gated_mlp_config(M, 8 * N, K, 8 * out, device)
+    assert config.launches == 2
+    hidden = _host.gated_linear_config(M, 8 * N, K, device).product
+    down = _host.linear_act_config(M, 8 * out, 8 * N, device).product
+    assert repr(config.hidden) == repr(hidden) and repr(config.down) == repr(down)
+
+
+@pytest.mark.parametrize(
+    ("problem", "hidden", "down"),
+    [
+        # M, N, K, out features
+        (
+            (8192, 3072, 768, 768),
+            "128x128x64_ping_pong_cluster2",
+            "128x128x64_ping_pong_cluster2",
+        ),
+        (
+            (64, 11008, 4096, 4096),
+            "128x256x64_cooperative_cluster1",
+            "64x128x64_ping_pong_cluster1",
+        ),
+        ((2000, 256, 512, 512), "64x128x64_ping_pong_cluster1", "64x128x64_ping_pong_cluster1"),
+    ],
+)
+def test_mlps_of_interest(problem: tuple[int, ...], hidden: str, down: str) -> None:
+    config = _host.gated_mlp_config(*problem, H200)
+    assert repr(config.hidden.kernel) == f"gemm_sm90_{hidden}"
+    assert repr(config.down.kernel) == f"gemm_sm90_{down}"
+
+
+def test_the_epilogue_hides_under_products() -> None:
+    """12 steps of K: a cooperative kernel would add its epilogue to every tile."""
+    product = _host.gated_linear_config(8192, 3072, 768, H200).product
+    assert product.utilisation > 0.9
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("problem", "word"),
+    [
+        ((9, 12, 4), "multiple of 8"),
+        ((9, 16, 0), "without features"),
+        ((2**31, 16, 4), "2^31"),
+        ((9, 16, 2**31), "2^31"),
+        ((2**31 - 1, 2**30 - 8, 4), "tiles"),
+    ],
+)
+def test_declines_with_a_reason(op: str, problem: tuple[int, ...], word: str) -> None:
+    assert word in str(reason_of(op, *problem, H200))
+    with pytest.raises(ValueError, match="declined"):
+        config_of(op, *problem, H200)
+
+
+@pytest.mark.parametrize(
+    ("problem", "word"),
+    [
+        ((9, 12, 4, 8), "multiple of 8"),
+        ((9, 16, 4, 12), "multiple of 8"),
+        ((9, 16, 0, 8), "without features"),
+        ((9, 0, 4, 8), "no hidden features"),
+        ((9, 8, 4, 0), "no out features"),
+    ],
+)
+def test_mlp_declines_with_a_reason(problem: tuple[int, ...], word: str) -> None:
+    assert word in _host.gated_mlp_decline_reason(*problem, H200)
+    with pytest.raises(ValueError, match="declined"):
+        _host.gated_mlp_config(*problem, H200)
+
+
+def test_configs_print_as_json() -> None:
+    linear = json.loads(repr(_host.linear_act_config(500, 512, 512, H200)))
+    assert (linear["kernel"], linear["launches"]) == ("linear_act_sm90", 1)
+    assert linear["packed_weights"] == 0 and linear["product"]["kernel"] in KERNELS
+    gated = json.loads(repr(_host.gated_linear_config(500, 512, 512, H200)))
+    assert (gated["kernel"], gated["launches"]) == ("gated_linear_sm90", 1)
+    assert gated["product"]["kernel"] in KERNELS
+    mlp = json.loads(repr(_host.gated_mlp_config(500, 512, 512, 256, H200)))
+    assert (mlp["kernel"], mlp["launches"], mlp["packed_weights"]) == ("gated_mlp_sm90", 2, 0)
+    assert mlp["hidden"]["kernel"] in KERNELS and mlp["down"]["k_steps"] == 8
