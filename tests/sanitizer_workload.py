@@ -36,8 +36,26 @@ def linear_compression(B: int, U: int, M: int, N: int, Kc: int, Ku: int, activat
     torch.ops.ikbo.linear_compression_add(e_cand, w_cand, part, bias, users)
 
 
+def gated(M: int, N: int, K: int, out_features: int, activation: str) -> None:
+    """Weights with odd row strides are packed first."""
+    x, w_gate, w_up = (
+        torch.randn(rows, (K + 7) // 8 * 8, dtype=torch.bfloat16, device="cuda")[:, :K]
+        for rows in (M, N, N)
+    )
+    w_down = torch.randn(out_features, N, dtype=torch.bfloat16, device="cuda")
+    bias = torch.randn(N, dtype=torch.bfloat16, device="cuda")
+    mlp = (x, w_gate, w_up.contiguous(), bias, None, w_down, None, activation)
+    torch.ops.ikbo.gated_mlp(*mlp)
+    torch.ops.ikbo.gated_mlp_fwd(*mlp)
+    torch.ops.ikbo.linear_act_fwd(x, w_gate, bias, activation)
+
+
 def main() -> None:
     with ikbo.strict():
+        gated(33, 72, 77, 136, "gelu")
+        gated(3592, 1120, 72, 1224, "silu")
+        gated(13104, 72, 16, 136, "relu2")
+        gated(2923, 1088, 8, 824, "gelu_tanh")
         linear_compression(9, 2, 65, 72, 77, 9, "gelu")
         linear_compression(150, 7, 128, 64, 70, 130, "none")
         linear_compression(700, 7, 433, 64, 70, 66, "silu")
