@@ -44,7 +44,7 @@ struct GatedMlpConfig {
 
 namespace gated_model {
 
-// Bias, activation, product, rounding: about 25 instructions of 128 lanes a clock for two sums.
+// Biases, gelu, product, rounding: about 25 instructions for two sums, at 128 lanes a clock.
 inline constexpr double kEpilogueClocks = 0.1;
 
 constexpr GemmProblem linear_product(const LinearProblem& p) { return {p.M, p.N, p.K, 1}; }
