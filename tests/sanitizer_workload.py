@@ -53,9 +53,9 @@ def gated(M: int, N: int, K: int, out_features: int, activation: str) -> None:
 def main() -> None:
     with ikbo.strict():
         gated(33, 72, 77, 136, "gelu")
-        gated(3592, 1120, 72, 1224, "silu")
-        gated(13104, 72, 16, 136, "relu2")
-        gated(2923, 1088, 8, 824, "gelu_tanh")
+        gated(65, 8816, 1487, 136, "silu")
+        gated(13384, 80, 66, 136, "relu2")
+        gated(4659, 408, 82, 776, "gelu_tanh")
         linear_compression(9, 2, 65, 72, 77, 9, "gelu")
         linear_compression(150, 7, 128, 64, 70, 130, "none")
         linear_compression(700, 7, 433, 64, 70, 66, "silu")

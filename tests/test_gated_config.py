@@ -73,8 +73,9 @@ def test_mlp_is_a_gated_linear_and_a_linear(
             "128x128x64_ping_pong_cluster2",
             "128x128x64_ping_pong_cluster2",
         ),
+        ((64, 11008, 4096, 4096), "64x128x64_ping_pong_cluster1", "64x128x64_ping_pong_cluster1"),
         (
-            (64, 11008, 4096, 4096),
+            (128, 11008, 4096, 4096),
             "128x256x64_cooperative_cluster1",
             "64x128x64_ping_pong_cluster1",
         ),

@@ -103,30 +103,33 @@ def test_shapes(op: str, dtype: torch.dtype, K: int, N: int) -> None:
 
 @every_dtype
 @pytest.mark.parametrize(
-    ("op", "problem", "kernel"),
+    ("op", "problem", "sms", "kernel"),
     [
-        # M, N, K: two and more tiles a CTA.
-        ("gated_linear", (3592, 1120, 584), "128x256x64_cooperative_cluster1"),
-        ("gated_linear", (13104, 72, 16), "128x128x64_ping_pong_cluster2"),
-        ("gated_linear", (2923, 1088, 8), "128x128x64_ping_pong_cluster1"),
-        ("gated_linear", (8929, 16, 17), "64x128x64_ping_pong_cluster1"),
-        ("linear_act", (10046, 1224, 275), "128x256x64_cooperative_cluster1"),
-        ("linear_act", (8571, 136, 16), "128x128x64_ping_pong_cluster2"),
-        ("linear_act", (4689, 824, 15), "128x128x64_ping_pong_cluster1"),
-        ("linear_act", (2347, 792, 19), "64x128x64_ping_pong_cluster1"),
+        # M, N, K: two and more tiles a CTA, on as many SMs.
+        ("gated_linear", (135, 1176, 2588), 7, "128x256x64_cooperative_cluster1"),
+        ("gated_linear", (13384, 80, 66), 132, "128x128x64_ping_pong_cluster2"),
+        ("gated_linear", (4659, 408, 82), 132, "128x128x64_ping_pong_cluster1"),
+        ("gated_linear", (8929, 16, 17), 132, "64x128x64_ping_pong_cluster1"),
+        ("linear_act", (139, 2336, 926), 7, "128x256x64_cooperative_cluster1"),
+        ("linear_act", (9216, 136, 67), 132, "128x128x64_ping_pong_cluster2"),
+        ("linear_act", (4636, 776, 9), 132, "128x128x64_ping_pong_cluster1"),
+        ("linear_act", (8571, 136, 16), 132, "64x128x64_ping_pong_cluster1"),
     ],
     ids=str,
 )
 def test_several_tiles_a_cta(
-    op: str, dtype: torch.dtype, problem: tuple[int, int, int], kernel: str
+    op: str, dtype: torch.dtype, problem: tuple[int, int, int], sms: int, kernel: str
 ) -> None:
     args = inputs(op, dtype, *problem)
-    out = run(op, args)
-    product = record(op)["config"]["product"]
-    assert product["kernel"] == f"gemm_sm90_{kernel}" and product["waves"] > 1
-    check(op, out, args)
-    for _ in range(20):
-        assert torch.equal(out, call(op, args))
+    with ikbo.sm_limit(sms):
+        results = getattr(torch.ops.ikbo, f"{op}_fwd")(*args)
+        product = record(f"{op}_fwd")["config"]["product"]
+        assert product["kernel"] == f"gemm_sm90_{kernel}" and product["waves"] > 1
+        check(op, results[0], args)
+        for _ in range(20):
+            assert torch.equal(results[0], run(op, args))
+            again = getattr(torch.ops.ikbo, f"{op}_fwd")(*args)
+            assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
 
 
 @every_op

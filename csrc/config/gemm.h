@@ -120,7 +120,6 @@ inline constexpr double kFlopsPerClock = 4096;  // dense 16-bit, of an SM
 // time by 128 x 256 ones, as an H200 does.
 inline constexpr double kL2BytesPerClock = 60;
 inline constexpr double kIngestBytesPerClock = 64;  // into one SM at most; out of it likewise
-inline constexpr double kIngestBytesPerClock = 64;  // into one SM at most; out of it likewise
 // An epilogue that rounds and stores, for each sum of its tile.
 inline constexpr double kPlainEpilogueClocks = GemmKernel::kElementBytes / kIngestBytesPerClock;
 
