@@ -45,11 +45,7 @@ void compute(OpPaths& paths, const Tensor& x, const Linear& gate, const Linear& 
   const auto of_problem = [&](const DeviceLimits& device) {
     return gated_linear_decline_reason({x.size(0), gate.w.size(0), x.size(1)}, device);
   };
-  if (!x.is_cuda()) {
-    paths.cpu();
-  } else if (const char* reason = rows_decline_reason(x, out, of_problem)) {
-    paths.reference(reason);
-  } else {
+  if (paths.takes_kernel(x.is_cuda(), rows_decline_reason(x, out, of_problem))) {
     return run_kernels(paths, x, gate, up, activation, out, saved);
   }
   gated_reference(x, gate, up, std::nullopt, activation, out, saved);

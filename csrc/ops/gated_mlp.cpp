@@ -65,17 +65,11 @@ void run_kernels(OpPaths& paths, const Tensor& x, const Linears& mlp, Activation
 // All as rows.
 void compute(OpPaths& paths, const Tensor& x, const Linears& mlp, Activation activation,
              const Tensor& out, const std::optional<GatedSides>& saved) {
-  if (out.numel() == 0 && !saved) return;
+  if (x.size(0) == 0 || (out.numel() == 0 && !saved)) return;
   const auto of_problem = [&](const DeviceLimits& device) {
     return gated_mlp_decline_reason(hidden_problem(x, mlp), out.size(1), device);
   };
-  if (!x.is_cuda()) {
-    paths.cpu();
-  } else if (x.size(0) == 0) {
-    return;
-  } else if (const char* reason = rows_decline_reason(x, out, of_problem)) {
-    paths.reference(reason);
-  } else {
+  if (paths.takes_kernel(x.is_cuda(), rows_decline_reason(x, out, of_problem))) {
     return run_kernels(paths, x, mlp, activation, out, saved);
   }
   gated_reference(x, mlp.gate, mlp.up, mlp.down, activation, out, saved);

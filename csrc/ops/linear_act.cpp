@@ -62,11 +62,7 @@ void compute(OpPaths& paths, const Tensor& x, const Linear& linear, Activation a
   const auto of_problem = [&](const DeviceLimits& device) {
     return linear_act_decline_reason({x.size(0), linear.w.size(0), x.size(1)}, device);
   };
-  if (!x.is_cuda()) {
-    paths.cpu();
-  } else if (const char* reason = rows_decline_reason(x, out, of_problem)) {
-    paths.reference(reason);
-  } else {
+  if (paths.takes_kernel(x.is_cuda(), rows_decline_reason(x, out, of_problem))) {
     return run_kernels(paths, x, linear, activation, out, preact);
   }
   linear_act_reference(x, linear.w, linear.bias, activation, out, preact);

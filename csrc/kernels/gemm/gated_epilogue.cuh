@@ -115,7 +115,8 @@ struct GatedEpilogue::Consumer {
   // Waits until the buffer's last store has read it: all but the latest have.
   __device__ void take_buffer() const {
     if (stores()) hopper::tma_store_wait_read<1>();
-    hopper::barrier_wait(of_consumer(NamedBarrier::kStaging, consumer), hopper::kWarpGroupThreads);
+    hopper::barrier_wait(hopper::numbered(NamedBarrier::kStaging, consumer),
+                         hopper::kWarpGroupThreads);
   }
 
   __device__ void store(const CUtensorMap& map, const float (&piece)[32], int row, int column,
@@ -123,7 +124,8 @@ struct GatedEpilogue::Consumer {
     auto* staging = shared.staging[consumer][buffer];
     stage_block<T>(staging, piece, 0);
     hopper::fence_shared_for_async();
-    hopper::barrier_wait(of_consumer(NamedBarrier::kStaging, consumer), hopper::kWarpGroupThreads);
+    hopper::barrier_wait(hopper::numbered(NamedBarrier::kStaging, consumer),
+                         hopper::kWarpGroupThreads);
     if (stores()) {
       hopper::tma_store(map, staging, hint, column, row);
       hopper::tma_store_commit();

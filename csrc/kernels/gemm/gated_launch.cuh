@@ -25,11 +25,11 @@ struct GatedOperands {
   void* up_preact;
 };
 
-// D = act(A Wg^T + bg) * (A Wu^T + bu), D of problem.N / 2 columns. The maps in `gated` are made
-// here.
-template <class T>
-void run_gated(const Operands& operands, const GatedOperands& more, const GemmProblem& problem,
-               const GemmConfig& config, GatedParams gated, cudaStream_t stream) {
+// D = act(A Wg^T + bg) * (A Wu^T + bu), D of problem.N / 2 columns, by one kernel. The maps in
+// `gated` are made here.
+template <class T, int kKernel>
+void launch_gated(const Operands& operands, const GatedOperands& more, const GemmProblem& problem,
+                  const GemmConfig& config, GatedParams gated, cudaStream_t stream) {
   const int64_t columns = problem.N / 2;
   gated.columns = static_cast<int32_t>(columns);
   gated.has_preacts = more.gate_preact != nullptr;
@@ -37,11 +37,18 @@ void run_gated(const Operands& operands, const GatedOperands& more, const GemmPr
     gated.gate_preact = operand_map<T>(more.gate_preact, problem.M, columns, columns, kStoreTile);
     gated.up_preact = operand_map<T>(more.up_preact, problem.M, columns, columns, kStoreTile);
   }
+  gated.b_up = operand_map<T>(more.b_up, columns, problem.K, more.b_up_stride,
+                              kPartN<Shape<T, kKernel>, GatedEpilogue>);
+  launch_kernel<T, kKernel, GatedEpilogue>(operands, problem, config, gated, false, stream);
+}
+
+// The same by the config's kernel, one of kGatedKernels.
+template <class T>
+void run_gated(const Operands& operands, const GatedOperands& more, const GemmProblem& problem,
+               const GemmConfig& config, const GatedParams& gated, cudaStream_t stream) {
   for_each_gated_kernel([&]<int kKernel>(std::integral_constant<int, kKernel>) {
     if (config.kernel != kKernel) return;
-    gated.b_up = operand_map<T>(more.b_up, columns, problem.K, more.b_up_stride,
-                                kPartN<Shape<T, kKernel>, GatedEpilogue>);
-    launch_kernel<T, kKernel, GatedEpilogue>(operands, problem, config, gated, false, stream);
+    launch_gated<T, kKernel>(operands, more, problem, config, gated, stream);
   });
 }
 
@@ -55,7 +62,7 @@ void load_gated() {
 // Each type is compiled in a file of its own, instantiations/gated_*.cu.
 #define IKBO_GATED_TEMPLATES(PREFIX, T)                                                        \
   PREFIX template void run_gated<T>(const Operands&, const GatedOperands&, const GemmProblem&, \
-                                    const GemmConfig&, GatedParams, cudaStream_t);             \
+                                    const GemmConfig&, const GatedParams&, cudaStream_t);      \
   PREFIX template void load_gated<T>();
 IKBO_GATED_TEMPLATES(extern, __half)
 IKBO_GATED_TEMPLATES(extern, __nv_bfloat16)
