@@ -52,6 +52,7 @@ def gated(M: int, N: int, K: int, out_features: int, activation: str) -> None:
 
 def main() -> None:
     with ikbo.strict():
+        gated(5, 72, 1030, 136, "silu")
         gated(33, 72, 77, 136, "gelu")
         gated(65, 8816, 1487, 136, "silu")
         gated(13384, 80, 66, 136, "relu2")

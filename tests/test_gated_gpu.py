@@ -94,7 +94,7 @@ def with_activation(args: list[Any], activation: str) -> list[Any]:
 @pytest.mark.parametrize("N", [8, 64, 136, 512])
 @pytest.mark.parametrize("K", [1, 7, 64, 65, 866])
 def test_shapes(op: str, dtype: torch.dtype, K: int, N: int) -> None:
-    for M in (1, 2, 7, 63, 131, 2003):
+    for M in (1, 2, 7, 16, 17, 63, 64, 65, 131, 2003):
         for out_features in (8, 264) if op == "gated_mlp" else (72,):
             args = inputs(op, dtype, M, N, K, out_features)
             check(op, run(op, args), args)
@@ -141,7 +141,7 @@ def test_more_rows_than_65535(op: str, dtype: torch.dtype) -> None:
 
 @every_op
 @every_dtype
-@pytest.mark.parametrize("M", [133, 3000])
+@pytest.mark.parametrize("M", [9, 60, 133, 3000])
 def test_repeats_along_a_long_k(op: str, dtype: torch.dtype, M: int) -> None:
     args = inputs(op, dtype, M, 1544, 2056, 520)
     out = run(op, args)
@@ -153,7 +153,7 @@ def test_repeats_along_a_long_k(op: str, dtype: torch.dtype, M: int) -> None:
 @every_op
 @every_dtype
 @pytest.mark.parametrize("activation", definitions.ACTIVATIONS)
-@pytest.mark.parametrize("problem", [(133, 256, 72), (3000, 520, 130)], ids=str)
+@pytest.mark.parametrize("problem", [(33, 264, 515), (133, 256, 72), (3000, 520, 130)], ids=str)
 def test_activations_and_what_training_saves(
     op: str, dtype: torch.dtype, activation: str, problem: tuple[int, int, int]
 ) -> None:
@@ -209,24 +209,27 @@ def test_biases_at_any_address(op: str, dtype: torch.dtype, shift: int) -> None:
 
 @every_op
 @every_dtype
-def test_nan_stays_in_its_rows(op: str, dtype: torch.dtype) -> None:
-    args = inputs(op, dtype, 700, 264, 100, activation="none")
+@pytest.mark.parametrize("M", [13, 50, 700])
+def test_nan_stays_in_its_rows(op: str, dtype: torch.dtype, M: int) -> None:
+    args = inputs(op, dtype, M, 264, 100, activation="none")
     clean = run(op, args)
-    args[0][77, 5], args[0][299, 99] = NAN, NAN
+    rows = [M // 9, M // 2 + 1]
+    args[0][rows[0], 5], args[0][rows[1], 99] = NAN, NAN
     dirty = run(op, args)
-    touched = torch.zeros(700, dtype=torch.bool, device="cuda")
-    touched[[77, 299]] = True
+    touched = torch.zeros(M, dtype=torch.bool, device="cuda")
+    touched[rows] = True
     assert torch.equal(dirty[~touched], clean[~touched])
     assert bool(dirty[touched].isnan().all())
 
 
 @every_gated_op
 @every_dtype
+@pytest.mark.parametrize("M", [40, 300])
 @pytest.mark.parametrize("quarter", range(4))
 def test_a_wrong_quarter_of_the_columns_cannot_hide(
-    op: str, dtype: torch.dtype, quarter: int
+    op: str, dtype: torch.dtype, quarter: int, M: int
 ) -> None:
-    args = inputs(op, dtype, 300, 2048, 64, 48)
+    args = inputs(op, dtype, M, 2048, 64, 48)
     definition = getattr(definitions, op)
     exact, plain = definition(*wide(args)), definition(*args)
     assert_matches_definition(run(op, args), exact, plain)
@@ -242,10 +245,11 @@ def test_a_wrong_quarter_of_the_columns_cannot_hide(
 # ---- shapes and strides ------------------------------------------------------------------------
 @every_gated_op
 @every_dtype
+@pytest.mark.parametrize("M", [50, 333])
 @pytest.mark.parametrize("N", [8, 72, 136, 1544])
-def test_stacked_weights_equal_separate_ones(op: str, dtype: torch.dtype, N: int) -> None:
+def test_stacked_weights_equal_separate_ones(op: str, dtype: torch.dtype, N: int, M: int) -> None:
     """The halves of [gate; up] and of [up; gate], not packed; no half shows in the other's tail."""
-    x, w_gate, w_up, b_gate, b_up, *rest = inputs(op, dtype, 333, N, 72)
+    x, w_gate, w_up, b_gate, b_up, *rest = inputs(op, dtype, M, N, 72)
     want = run(op, [x, w_gate, w_up, b_gate, b_up, *rest])
     for first in (0, 1):
         weights, biases = (
@@ -367,7 +371,7 @@ def chain(op: str, layers: list[list[Any]], x: Tensor, *, wait: bool) -> Tensor:
 
 @every_op
 @every_dtype
-@pytest.mark.parametrize(("M", "N"), [(200, 256), (2000, 256), (3000, 1032)])
+@pytest.mark.parametrize(("M", "N"), [(1, 256), (40, 2056), (200, 256), (2000, 256), (3000, 1032)])
 def test_calls_one_after_another(op: str, dtype: torch.dtype, M: int, N: int) -> None:
     """gated_mlp's second kernel starts before the first has ended: it may neither read what is not
     there yet nor overwrite what is still read."""
@@ -384,9 +388,10 @@ def test_calls_one_after_another(op: str, dtype: torch.dtype, M: int, N: int) ->
 
 
 @every_op
-def test_two_streams_at_once(op: str) -> None:
+@pytest.mark.parametrize("M", [30, 1500])
+def test_two_streams_at_once(op: str, M: int) -> None:
     streams = [torch.cuda.Stream() for _ in range(2)]
-    args = [inputs(op, torch.bfloat16, 1500, 512, 300, 520, seed=seed) for seed in range(2)]
+    args = [inputs(op, torch.bfloat16, M, 512, 300, 520, seed=seed) for seed in range(2)]
     want = [run(op, a) for a in args]
     torch.cuda.synchronize()
     results: list[list[Tensor]] = [[], []]
@@ -401,8 +406,9 @@ def test_two_streams_at_once(op: str) -> None:
 
 @every_op
 @every_dtype
-def test_graph_replay_with_other_inputs(op: str, dtype: torch.dtype) -> None:
-    first, second = (inputs(op, dtype, 500, 264, 130, 520, seed=seed) for seed in range(2))
+@pytest.mark.parametrize("M", [50, 500])
+def test_graph_replay_with_other_inputs(op: str, dtype: torch.dtype, M: int) -> None:
+    first, second = (inputs(op, dtype, M, 264, 130, 520, seed=seed) for seed in range(2))
     static = [guarded(a) if isinstance(a, Tensor) else a for a in first]
     static[1] = guarded(first[1], extra=1)  # packed in the graph
     ikbo.warmup()
@@ -457,17 +463,29 @@ def test_gradients(op: str, dtype: torch.dtype) -> None:
         assert_matches_definition(got, want, like_plain)
 
 
+@every_op
+def test_decode_shapes(op: str) -> None:
+    """Weights that don't fit L2, and what of DeepGEMM's #84 and its kind fails at few rows."""
+    for M in (1, 2, 8, 16, 32, 33, 64):
+        args = inputs(op, torch.bfloat16, M, 11008, 4096, 4096, activation="gelu_tanh")
+        out = run(op, args)
+        check(op, out, args)
+        for _ in range(3):
+            assert torch.equal(out, call(op, args))
+
+
 # ---- what is said of it, what it takes ---------------------------------------------------------
 @every_op
-def test_explain_shows_what_the_config_says(op: str) -> None:
+@pytest.mark.parametrize("M", [30, 2000])
+def test_explain_shows_what_the_config_says(op: str, M: int) -> None:
     _host = pytest.importorskip("ikbo._host")
-    args = inputs(op, torch.bfloat16, 2000, 512, 1024, 264)
+    args = inputs(op, torch.bfloat16, M, 512, 1024, 264)
     shown = ikbo.explain(op, *args)
     properties = torch.cuda.get_device_properties(0)
     device = _host.DeviceLimits(
         properties.multi_processor_count, properties.L2_cache_size, 227 * 1024
     )
-    problem = (2000, 512, 1024, 264)[: 4 if op == "gated_mlp" else 3]
+    problem = (M, 512, 1024, 264)[: 4 if op == "gated_mlp" else 3]
     config = json.loads(repr(getattr(_host, f"{op}_config")(*problem, device)))
     assert shown == {"op": op, "path": "sm90", "reason": "", "config": config}
 

@@ -8,6 +8,7 @@
 
 #include "config/concat_linear.h"
 #include "config/gemm.h"
+#include "config/weight_stream.h"
 
 namespace ikbo {
 
@@ -21,14 +22,21 @@ struct LinearProblem {
 // covers half of tile_n in columns of the output.
 inline constexpr int kGatedKernels[] = {2, 4, 5, 6};
 
+// Few tokens go to the kernel that streams the weights, all others to the GEMM.
+struct ProductConfig {
+  bool streams;
+  WeightStreamConfig stream;  // where it streams
+  GemmConfig gemm;            // elsewhere; of two weights it counts the columns of both
+};
+
 struct LinearActConfig {
-  GemmConfig product;
+  ProductConfig product;
   int packed_weights;  // weights that a first launch copies to rows the copy engine reads
   int launches() const { return 1 + (packed_weights > 0); }
 };
 
 struct GatedLinearConfig {
-  GemmConfig product;  // of 2 N columns
+  ProductConfig product;
   int packed_weights;
   int launches() const { return 1 + (packed_weights > 0); }
 };
@@ -36,8 +44,8 @@ struct GatedLinearConfig {
 // gated_linear into a hidden tensor, then linear_act without activation, which starts while the
 // first kernel ends.
 struct GatedMlpConfig {
-  GemmConfig hidden;
-  GemmConfig down;
+  ProductConfig hidden;
+  ProductConfig down;
   int packed_weights;
   int launches() const { return 2 + (packed_weights > 0); }
 };
@@ -49,15 +57,41 @@ inline constexpr double kEpilogueClocks = 0.1;
 
 constexpr GemmProblem linear_product(const LinearProblem& p) { return {p.M, p.N, p.K, 1}; }
 constexpr GemmProblem gated_product(const LinearProblem& p) { return {p.M, 2 * p.N, p.K, 1}; }
+constexpr WeightStreamProblem stream_problem(const LinearProblem& p, int weights) {
+  return {p.M, p.N, p.K, weights};
+}
+
+constexpr bool is_few_tokens(const LinearProblem& p) {
+  return p.M <= WeightStreamKernel::kMaxTokens;
+}
 
 template <size_t kCount>
-constexpr const char* decline_reason(const LinearProblem& problem, const GemmProblem& product,
-                                     const int (&kernels)[kCount], const DeviceLimits& device) {
+constexpr const char* decline_reason(const LinearProblem& problem, int weights,
+                                     const GemmProblem& product, const int (&kernels)[kCount],
+                                     const DeviceLimits& device) {
   if (problem.N % 8 != 0) return "out features that are no multiple of 8";
   if (problem.K == 0) return "inputs without features";
+  if (is_few_tokens(problem)) {
+    return weight_stream_decline_reason(stream_problem(problem, weights), device);
+  }
   if (const char* reason = gemm_decline_reason(product, device)) return reason;
   if (!gemm_model::any_is_usable(kernels, product, device)) return "more than 2^30 output tiles";
   return nullptr;
+}
+
+template <size_t kCount>
+constexpr ProductConfig product_config(const LinearProblem& problem, int weights,
+                                       const GemmProblem& product, const int (&kernels)[kCount],
+                                       double epilogue_clocks, const DeviceLimits& device) {
+  ProductConfig config{};
+  config.streams = is_few_tokens(problem);
+  if (config.streams) {
+    config.stream = weight_stream_config(stream_problem(problem, weights), device);
+  } else {
+    const int kernel = gemm_model::best_of(kernels, product, device, epilogue_clocks).kernel;
+    config.gemm = gemm_config_of(kernel, product, device, epilogue_clocks);
+  }
+  return config;
 }
 
 }  // namespace gated_model
@@ -65,27 +99,25 @@ constexpr const char* decline_reason(const LinearProblem& problem, const GemmPro
 // Why the kernels don't take the problem, or nullptr. Sizes aren't negative.
 constexpr const char* linear_act_decline_reason(const LinearProblem& problem,
                                                 const DeviceLimits& device) {
-  return gated_model::decline_reason(problem, gated_model::linear_product(problem), kJoinKernels,
+  return gated_model::decline_reason(problem, 1, gated_model::linear_product(problem), kJoinKernels,
                                      device);
 }
 constexpr const char* gated_linear_decline_reason(const LinearProblem& problem,
                                                   const DeviceLimits& device) {
-  return gated_model::decline_reason(problem, gated_model::gated_product(problem), kGatedKernels,
+  return gated_model::decline_reason(problem, 2, gated_model::gated_product(problem), kGatedKernels,
                                      device);
 }
 
 // For problems with an output (M and N at least 1) and no decline reason.
-constexpr GemmConfig linear_product_config(const LinearProblem& problem,
-                                           const DeviceLimits& device) {
-  const GemmProblem product = gated_model::linear_product(problem);
-  return gemm_config_of(gemm_model::best_of(kJoinKernels, product, device).kernel, product, device);
+constexpr ProductConfig linear_product_config(const LinearProblem& problem,
+                                              const DeviceLimits& device) {
+  return gated_model::product_config(problem, 1, gated_model::linear_product(problem), kJoinKernels,
+                                     gemm_model::kPlainEpilogueClocks, device);
 }
-constexpr GemmConfig gated_product_config(const LinearProblem& problem,
-                                          const DeviceLimits& device) {
-  constexpr double kEpilogue = gated_model::kEpilogueClocks;
-  const GemmProblem product = gated_model::gated_product(problem);
-  return gemm_config_of(gemm_model::best_of(kGatedKernels, product, device, kEpilogue).kernel,
-                        product, device, kEpilogue);
+constexpr ProductConfig gated_product_config(const LinearProblem& problem,
+                                             const DeviceLimits& device) {
+  return gated_model::product_config(problem, 2, gated_model::gated_product(problem), kGatedKernels,
+                                     gated_model::kEpilogueClocks, device);
 }
 
 constexpr LinearActConfig linear_act_config(const LinearProblem& problem,
@@ -110,6 +142,9 @@ constexpr const char* gated_mlp_decline_reason(const LinearProblem& problem, int
 }
 
 // For explain: the configs as JSON.
+inline std::string to_json(const ProductConfig& config) {
+  return config.streams ? to_json(config.stream) : to_json(config.gemm);
+}
 namespace gated_model {
 template <class Config>
 std::string launches_json(const char* kernel, const Config& config) {

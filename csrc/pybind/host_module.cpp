@@ -158,22 +158,45 @@ void require_kernel(const ikbo::LinearProblem& problem, const char* decline_reas
   }
 }
 
+// A GemmConfig or a WeightStreamConfig.
+py::object product_of(const ikbo::ProductConfig& config) {
+  return config.streams ? py::cast(config.stream) : py::cast(config.gemm);
+}
+
+void bind_weight_stream(py::module_& m) {
+  using Config = ikbo::WeightStreamConfig;
+  py::class_<Config>(m, "WeightStreamConfig")
+      .def_readonly("tokens", &Config::tokens)
+      .def_readonly("weights", &Config::weights)
+      .def_readonly("split", &Config::split)
+      .def_readonly("tiles", &Config::tiles)
+      .def_readonly("k_steps", &Config::k_steps)
+      .def_readonly("weights_stay", &Config::weights_stay)
+      .def_readonly("clocks", &Config::clocks)
+      .def_property_readonly("ctas", &Config::ctas)
+      .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
+}
+
 void bind_gated(py::module_& m) {
   using ikbo::DeviceLimits;
   using ikbo::GatedLinearConfig;
   using ikbo::GatedMlpConfig;
   using ikbo::LinearActConfig;
   py::class_<LinearActConfig>(m, "LinearActConfig")
-      .def_readonly("product", &LinearActConfig::product)
+      .def_property_readonly(
+          "product", [](const LinearActConfig& config) { return product_of(config.product); })
       .def_property_readonly("launches", &LinearActConfig::launches)
       .def("__repr__", [](const LinearActConfig& config) { return ikbo::to_json(config); });
   py::class_<GatedLinearConfig>(m, "GatedLinearConfig")
-      .def_readonly("product", &GatedLinearConfig::product)
+      .def_property_readonly(
+          "product", [](const GatedLinearConfig& config) { return product_of(config.product); })
       .def_property_readonly("launches", &GatedLinearConfig::launches)
       .def("__repr__", [](const GatedLinearConfig& config) { return ikbo::to_json(config); });
   py::class_<GatedMlpConfig>(m, "GatedMlpConfig")
-      .def_readonly("hidden", &GatedMlpConfig::hidden)
-      .def_readonly("down", &GatedMlpConfig::down)
+      .def_property_readonly("hidden",
+                             [](const GatedMlpConfig& config) { return product_of(config.hidden); })
+      .def_property_readonly("down",
+                             [](const GatedMlpConfig& config) { return product_of(config.down); })
       .def_property_readonly("launches", &GatedMlpConfig::launches)
       .def("__repr__", [](const GatedMlpConfig& config) { return ikbo::to_json(config); });
   const auto bind_one = [&m](const std::string& op, auto decline_reason, auto config) {
@@ -298,6 +321,7 @@ PYBIND11_MODULE(_host, m) {
   bind_tile_order(m);
   bind_gemm(m);
   bind_concat_linear(m);
+  bind_weight_stream(m);
   bind_gated(m);
   bind_column_schedule(m);
   bind_linear_compression(m);

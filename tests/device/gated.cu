@@ -4,7 +4,7 @@
 #include "kernels/gemm/gated_launch.cuh"
 
 // out[M, N] = gelu_tanh(x w_gate^T + b_gate) * (x w_up^T + b_up) in bfloat16 by the kernel of that
-// index, or by the config's choice for -1. All contiguous; biases and pre-activations (both or
+// index, or by the model's choice for -1. All contiguous; biases and pre-activations (both or
 // none) may be null.
 IKBO_TEST_ENTRY ikbo_test_gated(const void* x, const void* w_gate, const void* w_up,
                                 const void* b_gate, const void* b_up, void* out, void* gate_preact,
@@ -16,9 +16,11 @@ IKBO_TEST_ENTRY ikbo_test_gated(const void* x, const void* w_gate, const void* w
     constexpr int kMaxSharedBytes = 227 * 1024;
     const DeviceLimits device{static_cast<int>(sms), l2_bytes, kMaxSharedBytes};
     const GemmProblem problem = gated_model::gated_product({M, N, K});
-    const GemmConfig config = kernel < 0
-                                  ? gated_product_config({M, N, K}, device)
-                                  : gemm_config_of(static_cast<int>(kernel), problem, device);
+    const int index = kernel < 0 ? gemm_model::best_of(kGatedKernels, problem, device,
+                                                       gated_model::kEpilogueClocks)
+                                       .kernel
+                                 : static_cast<int>(kernel);
+    const GemmConfig config = gemm_config_of(index, problem, device);
     const gemm::Operands operands{x, w_gate, out, K, K, N};
     gemm::GatedParams gated{};
     gated.gate_bias = b_gate;

@@ -1,14 +1,15 @@
 #include "kernels/gated/gated.h"
 #include "kernels/gemm/gated_launch.cuh"
 #include "kernels/gemm/join_launch.cuh"
+#include "kernels/weight_stream/weight_stream_launch.cuh"
 
 namespace ikbo {
 namespace {
 
 // The joining GEMM with nothing to join.
 template <class T>
-void run(const LinearActParams& p, const LinearProblem& problem, const GemmConfig& config,
-         cudaStream_t stream) {
+void run_gemm(const LinearActParams& p, const LinearProblem& problem, const GemmConfig& config,
+              cudaStream_t stream) {
   gemm::JoinParams join{};
   join.bias = p.w.bias;
   join.rows = static_cast<int32_t>(problem.M);
@@ -22,8 +23,23 @@ void run(const LinearActParams& p, const LinearProblem& problem, const GemmConfi
 }
 
 template <class T>
-void run(const GatedLinearParams& p, const LinearProblem& problem, const GemmConfig& config,
-         cudaStream_t stream) {
+void run_stream(const LinearActParams& p, const LinearProblem& problem,
+                const WeightStreamConfig& config, cudaStream_t stream) {
+  const weight_stream::Operands operands{p.x,
+                                         p.x_stride,
+                                         {{p.w.data, p.w.row_stride, p.w.bias, p.preact}},
+                                         p.out,
+                                         p.out_stride,
+                                         p.activation,
+                                         p.x_is_under_way,
+                                         false};
+  weight_stream::run_weight_stream<T>(operands, gated_model::stream_problem(problem, 1), config,
+                                      stream);
+}
+
+template <class T>
+void run_gemm(const GatedLinearParams& p, const LinearProblem& problem, const GemmConfig& config,
+              cudaStream_t stream) {
   gemm::GatedParams gated{};
   gated.gate_bias = p.gate.bias;
   gated.up_bias = p.up.bias;
@@ -35,29 +51,57 @@ void run(const GatedLinearParams& p, const LinearProblem& problem, const GemmCon
   gemm::run_gated<T>(operands, more, gated_model::gated_product(problem), config, gated, stream);
 }
 
-}  // namespace
+template <class T>
+void run_stream(const GatedLinearParams& p, const LinearProblem& problem,
+                const WeightStreamConfig& config, cudaStream_t stream) {
+  const weight_stream::Operands operands{
+      p.x,
+      p.x_stride,
+      {{p.gate.data, p.gate.row_stride, p.gate.bias, p.gate_preact},
+       {p.up.data, p.up.row_stride, p.up.bias, p.up_preact}},
+      p.out,
+      p.out_stride,
+      p.activation,
+      false,
+      p.starts_next};
+  weight_stream::run_weight_stream<T>(operands, gated_model::stream_problem(problem, 2), config,
+                                      stream);
+}
 
-void run_linear_act(const LinearActParams& params, const LinearProblem& problem,
-                    const GemmConfig& config, cudaStream_t stream) {
+template <class Params>
+void run(const Params& params, const LinearProblem& problem, const ProductConfig& config,
+         cudaStream_t stream) {
+  const auto run_as = [&]<class T>() {
+    if (config.streams) {
+      run_stream<T>(params, problem, config.stream, stream);
+    } else {
+      run_gemm<T>(params, problem, config.gemm, stream);
+    }
+  };
   if (params.is_bfloat16) {
-    run<__nv_bfloat16>(params, problem, config, stream);
+    run_as.template operator()<__nv_bfloat16>();
   } else {
-    run<__half>(params, problem, config, stream);
+    run_as.template operator()<__half>();
   }
 }
 
+}  // namespace
+
+void run_linear_act(const LinearActParams& params, const LinearProblem& problem,
+                    const ProductConfig& config, cudaStream_t stream) {
+  run(params, problem, config, stream);
+}
+
 void run_gated_linear(const GatedLinearParams& params, const LinearProblem& problem,
-                      const GemmConfig& config, cudaStream_t stream) {
-  if (params.is_bfloat16) {
-    run<__nv_bfloat16>(params, problem, config, stream);
-  } else {
-    run<__half>(params, problem, config, stream);
-  }
+                      const ProductConfig& config, cudaStream_t stream) {
+  run(params, problem, config, stream);
 }
 
 void load_gated() {
   gemm::load_gated<__half>();
   gemm::load_gated<__nv_bfloat16>();
+  weight_stream::load_weight_stream<__half>();
+  weight_stream::load_weight_stream<__nv_bfloat16>();
 }
 
 }  // namespace ikbo

@@ -45,9 +45,9 @@ struct GatedLinearParams {
 };
 
 void run_linear_act(const LinearActParams& params, const LinearProblem& problem,
-                    const GemmConfig& config, cudaStream_t stream);
+                    const ProductConfig& config, cudaStream_t stream);
 void run_gated_linear(const GatedLinearParams& params, const LinearProblem& problem,
-                      const GemmConfig& config, cudaStream_t stream);
-void load_gated();  // linear_act's kernels are concat_linear's
+                      const ProductConfig& config, cudaStream_t stream);
+void load_gated();  // linear_act's GEMM kernels are concat_linear's
 
 }  // namespace ikbo

@@ -1,0 +1,270 @@
+// out[M, N] = act(x[M, K] w[N, K]^T + b) of few tokens, and with two weights
+// act(x wg^T + bg) * (x wu^T + bu). The tile is turned around: 64 features of each weight are
+// wgmma's rows and the tokens its columns, so that none of a wgmma is wasted on tokens that aren't
+// there and every byte of the ring is one of a weight or of x.
+//
+// A CTA is five warps, and two CTAs share an SM:
+// - Warps 0 to 3, consumers. They wait for a slot to be full, run wgmma on it and release the slot
+//   before it.
+// - Warp 4, producer. One lane waits for a slot to be empty and issues the TMA loads of the next
+//   64-deep K block: 64 rows of each weight, all rows of x. The weights of the ring's first blocks
+//   are on their way before the kernel waits for the one ahead of it, which may compute x.
+// With a cluster (split > 1) each CTA takes a part of K. At the end the sums, in fp32, take the
+// ring's place in shared memory, turned to [token][feature]; all CTAs of the cluster meet; each
+// adds up its share of the features over the CTAs, always in the order of K, and finishes it.
+#pragma once
+
+#include "config/activation.h"
+#include "config/weight_stream.h"
+#include "hopper/cluster.cuh"
+#include "hopper/dependent_launch.cuh"
+#include "hopper/mbarrier.cuh"
+#include "hopper/pipeline.cuh"
+#include "hopper/swizzle.cuh"
+#include "hopper/tma.cuh"
+#include "hopper/warp_group.cuh"
+#include "hopper/wgmma.cuh"
+#include "kernels/activation.cuh"
+#include "kernels/numeric.cuh"
+
+namespace ikbo::weight_stream {
+
+inline constexpr int kRows = WeightStreamKernel::kRows;
+inline constexpr int kTileK = WeightStreamKernel::kTileK;
+inline constexpr int kThreads = WeightStreamKernel::kThreads;
+
+enum class NamedBarrier { kConsumers = 1 };  // 0 is __syncthreads
+
+template <class T_, int kTokens_, int kWeights_>
+struct Shape {
+  using T = T_;
+  static constexpr int kTokens = kTokens_, kWeights = kWeights_;
+  static constexpr int kStages = WeightStreamKernel{kTokens, kWeights}.stages();
+  using Ring = hopper::Pipeline<kStages, 1>;
+  using Position = typename Ring::Position;
+  using Product = hopper::Wgmma<T, kTokens, hopper::Major::kK, hopper::Major::kK>;
+};
+
+template <class S>
+struct alignas(hopper::kSwizzleAtomBytes) Shared {
+  struct Slot {
+    typename S::T w[S::kWeights][kRows * kTileK];
+    typename S::T x[S::kTokens * kTileK];
+  };
+  union {
+    Slot slots[S::kStages];
+    float sums[S::kWeights][S::kTokens][WeightStreamKernel::kPitch];
+  };
+  typename S::Ring ring;
+  uint32_t bias[S::kWeights][kRows / 2];  // of this CTA's features, in pairs; zeros where none
+};
+
+struct Params {
+  CUtensorMap w[2];     // [N, K], box 64 x 64, 128-byte swizzle; the second only with two weights
+  CUtensorMap x;        // [M, K], box of M rounded up to 8 x 64, likewise
+  const void* bias[2];  // [N] in T, 16-byte aligned; or null
+  void* out;            // [M, N] in T, rows out_stride elements apart, 16-byte aligned
+  void* preact[2];      // [M, N] in T, contiguous, 16-byte aligned: the sums before the activation;
+                        // or null
+  int64_t out_stride;
+  int32_t M, N;  // N a multiple of 8
+  int32_t k_steps;
+  int32_t split;        // CTAs of a cluster: 1, 2, 4 or 8, at most k_steps
+  uint32_t load_bytes;  // of a K block
+  hopper::L2Hint weight_hint;
+  Activation activation;
+  bool starts_next;  // the next kernel on the stream may start
+};
+
+// What a CTA computes.
+struct Work {
+  int32_t first_feature;
+  int32_t rank;  // in its cluster
+  int32_t first_step, steps;
+
+  __device__ explicit Work(const Params& p) {
+    rank = static_cast<int32_t>(blockIdx.x) % p.split;
+    first_feature = static_cast<int32_t>(blockIdx.x) / p.split * kRows;
+    first_step = p.k_steps * rank / p.split;
+    steps = p.k_steps * (rank + 1) / p.split - first_step;
+  }
+};
+
+template <class S>
+__device__ void produce(Shared<S>& shared, const Params& p, const Work& work) {
+  const auto load_weights = [&](int step, int slot) {
+#pragma unroll
+    for (int i = 0; i < S::kWeights; ++i) {
+      hopper::tma_load(shared.slots[slot].w[i], p.w[i], shared.ring.full[slot], p.weight_hint,
+                       (work.first_step + step) * kTileK, work.first_feature);
+    }
+  };
+  const auto load_x = [&](int step, int slot) {
+    hopper::tma_load(shared.slots[slot].x, p.x, shared.ring.full[slot], hopper::L2Hint::kNormal,
+                     (work.first_step + step) * kTileK, 0);
+  };
+  typename S::Position position;
+  const int ahead = min(S::kStages, work.steps);
+  for (int step = 0; step < ahead; ++step, position.advance()) {
+    shared.ring.produce(position, p.load_bytes);
+    load_weights(step, step);
+  }
+  hopper::wait_for_previous_kernel();
+  for (int step = 0; step < ahead; ++step) load_x(step, step);
+  for (int step = ahead; step < work.steps; ++step, position.advance()) {
+    shared.ring.produce(position, p.load_bytes);
+    load_weights(step, position.slot);
+    load_x(step, position.slot);
+  }
+}
+
+// Leaves the sums over the CTA's part of K in shared memory.
+template <class S>
+__device__ void consume(Shared<S>& shared, const Params& p, const Work& work) {
+  constexpr uint64_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
+  constexpr uint32_t kSlot = sizeof(typename Shared<S>::Slot) / 16;  // descriptors count in these
+  uint64_t w[S::kWeights];
+#pragma unroll
+  for (int i = 0; i < S::kWeights; ++i) {
+    w[i] = hopper::descriptor<hopper::Major::kK>(shared.slots[0].w[i]);
+  }
+  const uint64_t x = hopper::descriptor<hopper::Major::kK>(shared.slots[0].x);
+  float sums[S::kWeights][S::kTokens / 2];
+  typename S::Position position, previous;
+  for (int step = 0; step < work.steps; ++step, position.advance()) {
+    shared.ring.wait_full(position);
+    const uint32_t slot = position.slot * kSlot;
+    hopper::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kTileK / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < S::kWeights; ++i) {
+        S::Product::multiply(sums[i], w[i] + slot + k * kStep, x + slot + k * kStep,
+                             step > 0 || k > 0);
+      }
+    }
+    hopper::wgmma_commit();
+    if (step > 0) {
+      hopper::wgmma_wait<1>();  // the products of the block before have read it
+      shared.ring.release(previous);
+    }
+    previous = position;
+  }
+  hopper::wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < S::kWeights; ++i) hopper::fence_registers(sums[i]);
+  // All loads have arrived and been read: the sums take the ring's place.
+  hopper::barrier_wait(NamedBarrier::kConsumers, WeightStreamKernel::kConsumerThreads);
+  const int feature = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < S::kWeights; ++i) {
+#pragma unroll
+    for (int block = 0; block < S::kTokens / 8; ++block) {
+      const int token = 8 * block + threadIdx.x % 4 * 2;
+      if (8 * block >= p.M) break;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        shared.sums[i][token + j % 2][feature + j / 2 * 8] = sums[i][4 * block + j];
+      }
+    }
+  }
+}
+
+template <class T>
+__device__ inline void store_four(void* row, int32_t column, const float (&values)[4]) {
+  *reinterpret_cast<uint2*>(static_cast<T*>(row) + column) = {pack<T>(values[0], values[1]),
+                                                              pack<T>(values[2], values[3])};
+}
+
+// Adds up this CTA's share of the features over the cluster, four of a token at a time.
+template <class S>
+__device__ void finish(Shared<S>& shared, const Params& p, const Work& work) {
+  using T = typename S::T;
+  const int quads = kRows / 4 / p.split;
+  for (int i = threadIdx.x; i < p.M * quads; i += kThreads) {
+    const int token = i / quads;
+    const int feature = 4 * (work.rank * quads + i % quads);
+    const int32_t column = work.first_feature + feature;
+    if (column >= p.N) continue;
+    float4 parts[S::kWeights][WeightStreamKernel::kMaxSplit];
+#pragma unroll
+    for (int rank = 0; rank < WeightStreamKernel::kMaxSplit; ++rank) {
+      if (rank >= p.split) break;
+#pragma unroll
+      for (int j = 0; j < S::kWeights; ++j) {
+        parts[j][rank] = hopper::load_from_cluster(
+            reinterpret_cast<const float4*>(&shared.sums[j][token][feature]), rank);
+      }
+    }
+    float values[S::kWeights][4];
+#pragma unroll
+    for (int j = 0; j < S::kWeights; ++j) {
+      float4 sum = parts[j][0];
+#pragma unroll
+      for (int rank = 1; rank < WeightStreamKernel::kMaxSplit; ++rank) {
+        if (rank >= p.split) break;
+        const float4& part = parts[j][rank];
+        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+      }
+      const float2 low = unpack<T>(shared.bias[j][feature / 2]);
+      const float2 high = unpack<T>(shared.bias[j][feature / 2 + 1]);
+      values[j][0] = sum.x + low.x, values[j][1] = sum.y + low.y;
+      values[j][2] = sum.z + high.x, values[j][3] = sum.w + high.y;
+      if (p.preact[j] != nullptr) {
+        store_four<T>(static_cast<T*>(p.preact[j]) + int64_t{token} * p.N, column, values[j]);
+      }
+    }
+    with_activation(p.activation, [&](auto activation) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        values[0][j] = apply<decltype(activation)::value>(values[0][j]);
+        if constexpr (S::kWeights == 2) values[0][j] *= values[1][j];
+      }
+    });
+    store_four<T>(static_cast<T*>(p.out) + token * p.out_stride, column, values[0]);
+  }
+}
+
+template <class S>
+__global__ void __launch_bounds__(kThreads, WeightStreamKernel::kCtasPerSm)
+    weight_stream_sm90(const __grid_constant__ Params p) {
+  if (p.starts_next) hopper::allow_next_kernel();
+  extern __shared__ char unaligned[];
+  constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
+  const uint32_t base = hopper::shared_address(unaligned);
+  auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
+  const Work work(p);
+  if (threadIdx.x == WeightStreamKernel::kConsumerThreads) {
+    for (int i = 0; i < S::kWeights; ++i) hopper::prefetch_tensor_map(p.w[i]);
+    hopper::prefetch_tensor_map(p.x);
+    shared.ring.init();
+    hopper::fence_barrier_init();
+  }
+  if (threadIdx.x < S::kWeights * (kRows / 2)) {
+    const int weight = threadIdx.x / (kRows / 2), pair = threadIdx.x % (kRows / 2);
+    const auto* bias = static_cast<const uint32_t*>(p.bias[weight]);
+    const int column = work.first_feature + 2 * pair;
+    const bool is_there = bias != nullptr && column < p.N;
+    shared.bias[weight][pair] = is_there ? bias[column / 2] : 0;
+  }
+  __syncthreads();
+  if (threadIdx.x >= WeightStreamKernel::kConsumerThreads) {
+    if (hopper::elect_one()) produce(shared, p, work);
+    __syncwarp();
+  } else {
+    consume(shared, p, work);
+  }
+  const auto meet = [&] {
+    if (p.split > 1) {
+      hopper::cluster_sync();
+    } else {
+      __syncthreads();
+    }
+  };
+  meet();
+  finish(shared, p, work);
+  // The others of the cluster may still read this CTA's sums.
+  if (p.split > 1) hopper::cluster_sync();
+}
+
+}  // namespace ikbo::weight_stream
