@@ -139,3 +139,53 @@ def test_configs_print_as_json() -> None:
     mlp = json.loads(repr(_host.gated_mlp_config(500, 512, 512, 256, H200)))
     assert (mlp["kernel"], mlp["launches"], mlp["packed_weights"]) == ("gated_mlp_sm90", 2, 0)
     assert mlp["hidden"]["kernel"] in KERNELS and mlp["down"]["k_steps"] == 8
+
+
+# ---- backward ----------------------------------------------------------------------------------
+@given(
+    M=sizes, N=st.integers(1, 1500), K=st.integers(1, 4000), out=st.integers(0, 1500),
+    wants_input=st.booleans(), device=st.sampled_from(DEVICES[:-1]),
+)  # fmt: skip
+def test_every_backward_has_a_config(
+    M: int, N: int, K: int, out: int, wants_input: bool, device: object
+) -> None:
+    assert _host.gated_grad_decline_reason(M, 8 * N, K, 8 * out, device) is None
+    config = _host.gated_grad_config(M, 8 * N, K, 8 * out, wants_input, device)
+    assert (config.hidden is not None) == (out > 0)
+    if config.hidden:
+        assert repr(config.hidden.kernel) == "gemm_sm90_128x128x64_ping_pong_cluster2"
+        assert config.hidden.k_steps == -(-8 * out // 64)
+        assert config.hidden.grid <= device.sm_count
+    assert (config.input is not None) == (wants_input and K % 8 == 0)
+    if config.input:
+        assert config.input.k_steps == -(-8 * N // 64)  # of one of the two terms
+        assert config.input.n_tiles == -(-K // config.input.kernel.tile_n)
+        assert config.input.grid <= device.sm_count
+
+
+@pytest.mark.parametrize(
+    ("problem", "word"),
+    [
+        ((9, 12, 8, 8), "multiple of 8"),
+        ((9, 16, 8, 12), "multiple of 8"),
+        ((9, 16, 0, 8), "no features"),
+        ((9, 0, 8, 8), "no features"),
+        ((2**31, 16, 8, 8), "2^31"),
+        ((9, 16, 2**31, 0), "2^31"),
+    ],
+)
+def test_backward_declines_with_a_reason(problem: tuple[int, ...], word: str) -> None:
+    assert word in _host.gated_grad_decline_reason(*problem, H200)
+    with pytest.raises(ValueError, match="declined"):
+        _host.gated_grad_config(*problem, True, H200)
+    assert "SM" in _host.gated_grad_decline_reason(9, 16, 8, 8, DEVICES[-1])
+
+
+def test_backward_prints_as_json() -> None:
+    config = json.loads(repr(_host.gated_grad_config(500, 512, 256, 264, True, H200)))
+    assert (config["kernel"], config["packed_weights"]) == ("gated_mlp_grad_sm90", 0)
+    assert config["hidden"]["k_steps"] == 5 and config["input"]["k_steps"] == 8
+    config = json.loads(repr(_host.gated_grad_config(500, 512, 256, 0, False, H200)))
+    assert config == {
+        "kernel": "gated_grad_sm90", "packed_weights": 0, "hidden": None, "input": None,
+    }  # fmt: skip

@@ -22,6 +22,12 @@ struct LinearProblem {
 // covers half of tile_n in columns of the output.
 inline constexpr int kGatedKernels[] = {2, 4, 5, 6};
 
+// Likewise with the epilogue of gated_mlp's backward. It hides under products only where consumers
+// take turns, and its loads and stores leave L2 little for operands: so pairs of CTAs share them.
+inline constexpr int kGatedGradKernels[] = {4};
+// Likewise for the gradient of the input, a sum of two products.
+inline constexpr int kInputGradKernels[] = {2, 4, 5, 6};
+
 // Few tokens go to the kernel that streams the weights, all others to the GEMM.
 struct ProductConfig {
   bool streams;
@@ -54,6 +60,8 @@ namespace gated_model {
 
 // Biases, gelu, product, rounding: about 25 instructions for two sums, at 128 lanes a clock.
 inline constexpr double kEpilogueClocks = 0.1;
+// Two loads and three stores of 2 bytes, the activation's derivative: about 40 instructions a sum.
+inline constexpr double kGradEpilogueClocks = 0.3;
 
 constexpr GemmProblem linear_product(const LinearProblem& p) { return {p.M, p.N, p.K, 1}; }
 constexpr GemmProblem gated_product(const LinearProblem& p) { return {p.M, 2 * p.N, p.K, 1}; }
@@ -141,6 +149,79 @@ constexpr const char* gated_mlp_decline_reason(const LinearProblem& problem, int
   return linear_act_decline_reason({problem.M, out_features, problem.N}, device);
 }
 
+// The backward of both gated ops, beside the library's products: the gradients at the two
+// pre-activations, element by element or (gated_mlp) in the epilogue of a GEMM with w_down, and the
+// input's gradient.
+struct GatedGradConfig {
+  bool has_hidden;     // there is a w_down
+  GemmConfig hidden;   // with it: its product's
+  bool has_input;      // the input's gradient is wanted, and a kernel takes it
+  GemmConfig input;    // with it: of one of its two terms
+  int packed_weights;  // weights that a launch copies to rows the copy engine reads
+};
+
+namespace gated_model {
+constexpr GemmProblem hidden_grad_product(const LinearProblem& p, int64_t out_features) {
+  return {p.M, p.N, out_features, 1};
+}
+constexpr GemmProblem input_grad_product(const LinearProblem& p) { return {p.M, p.K, p.N, 1}; }
+// Both terms as one product, for estimates.
+constexpr GemmProblem input_grad_estimate(const LinearProblem& p) {
+  constexpr int64_t kTileK = GemmKernel::kTileK;
+  return {p.M, p.K, 2 * (gemm_model::ceil_div(p.N, kTileK) * kTileK), 1};
+}
+
+template <size_t kCount>
+constexpr const char* grad_decline_reason(const GemmProblem& product, const int (&kernels)[kCount],
+                                          const DeviceLimits& device) {
+  if (const char* reason = gemm_decline_reason(product, device)) return reason;
+  if (!gemm_model::any_is_usable(kernels, product, device))
+    return "more than 2^30 output tiles, or a single SM";
+  return nullptr;
+}
+}  // namespace gated_model
+
+// Why the kernels don't take the backward of a gated op over rows, or nullptr; out_features is 0
+// for gated_linear. Sizes aren't negative.
+constexpr const char* gated_grad_decline_reason(const LinearProblem& problem, int64_t out_features,
+                                                const DeviceLimits& device) {
+  if (problem.N == 0 || problem.K == 0) return "no features";
+  if (problem.N % 8 != 0 || out_features % 8 != 0) return "features that are no multiple of 8";
+  if (out_features > 0) {
+    if (const char* reason = gated_model::grad_decline_reason(
+            gated_model::hidden_grad_product(problem, out_features), kGatedGradKernels, device)) {
+      return reason;
+    }
+  }
+  return gated_model::grad_decline_reason(gated_model::input_grad_estimate(problem),
+                                          kInputGradKernels, device);
+}
+
+constexpr GemmConfig hidden_grad_config(const LinearProblem& problem, int64_t out_features,
+                                        const DeviceLimits& device) {
+  constexpr double kEpilogue = gated_model::kGradEpilogueClocks;
+  const GemmProblem product = gated_model::hidden_grad_product(problem, out_features);
+  return gemm_config_of(gemm_model::best_of(kGatedGradKernels, product, device, kEpilogue).kernel,
+                        product, device, kEpilogue);
+}
+constexpr GemmConfig input_grad_config(const LinearProblem& problem, const DeviceLimits& device) {
+  const GemmProblem both = gated_model::input_grad_estimate(problem);
+  GemmConfig config =
+      gemm_config_of(gemm_model::best_of(kInputGradKernels, both, device).kernel, both, device);
+  config.k_steps /= 2;  // of a term
+  return config;
+}
+// For problems with rows and without a decline reason.
+constexpr GatedGradConfig gated_grad_config(const LinearProblem& problem, int64_t out_features,
+                                            bool wants_input, const DeviceLimits& device) {
+  GatedGradConfig config{};
+  config.has_hidden = out_features > 0;
+  if (config.has_hidden) config.hidden = hidden_grad_config(problem, out_features, device);
+  config.has_input = wants_input && problem.K % 8 == 0;
+  if (config.has_input) config.input = input_grad_config(problem, device);
+  return config;
+}
+
 // For explain: the configs as JSON.
 inline std::string to_json(const ProductConfig& config) {
   return config.streams ? to_json(config.stream) : to_json(config.gemm);
@@ -164,6 +245,14 @@ inline std::string to_json(const GatedLinearConfig& config) {
 inline std::string to_json(const GatedMlpConfig& config) {
   return gated_model::launches_json("gated_mlp_sm90", config) +
          ", \"hidden\": " + to_json(config.hidden) + ", \"down\": " + to_json(config.down) + "}";
+}
+
+inline std::string to_json(const GatedGradConfig& config) {
+  return "{\"kernel\": \"" +
+         std::string(config.has_hidden ? "gated_mlp_grad_sm90" : "gated_grad_sm90") +
+         "\", \"packed_weights\": " + std::to_string(config.packed_weights) +
+         ", \"hidden\": " + (config.has_hidden ? to_json(config.hidden) : "null") +
+         ", \"input\": " + (config.has_input ? to_json(config.input) : "null") + "}";
 }
 
 }  // namespace ikbo

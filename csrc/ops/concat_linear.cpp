@@ -157,7 +157,7 @@ void run_kernels(OpPaths& paths, const Operands& in, const Problem& p, const Ten
   }
   if (part) params.part = {part->const_data_ptr(), aligned_row_stride(*part)};
   if (in.bias) {
-    bias = readable_bias(*in.bias);
+    bias = as_kernels_read(*in.bias);
     params.bias = bias->const_data_ptr();
   }
   params.cand_to_user = p.map.cand_to_user.const_data_ptr<int32_t>();

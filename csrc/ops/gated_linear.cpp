@@ -1,5 +1,6 @@
 #include "launch/stream.h"
 #include "ops/checks.h"
+#include "ops/gated_backward.h"
 #include "ops/linear_operands.h"
 #include "ops/ops.h"
 #include "ops/record.h"
@@ -97,10 +98,10 @@ Tensors5 gated_linear_bwd(const Tensor& grad_out, const Tensor& x, const Tensor&
   check_shape(op, "grad_out", grad_out, out_sizes, "[..., N]", x);
   check_shape(op, "gate", gate, out_sizes, "[..., N]", x);
   check_shape(op, "up", up, out_sizes, "[..., N]", x);
-  IKBO_RECORD_BACKWARD(op, is_hopper_16_bit(x), x.is_cuda());
+  static OpPaths paths(op);
   const GatedGrads grads =
-      gated_backward_reference(as_rows(grad_out), as_rows(x), w_gate, w_up, std::nullopt,
-                               {as_rows(gate), as_rows(up)}, act, grad_mask & 0b11111);
+      gated_backward(paths, as_rows(grad_out), as_rows(x), w_gate, w_up, std::nullopt,
+                     {as_rows(gate), as_rows(up)}, act, grad_mask & 0b11111);
   const Tensor grad_x = wants(grad_mask, 0) ? reshape(grads.x, sizes_of(x)) : grads.x;
   return {grad_x, grads.w_gate, grads.w_up, grads.b_gate, grads.b_up};
 }

@@ -1,5 +1,6 @@
 #include "launch/stream.h"
 #include "ops/checks.h"
+#include "ops/gated_backward.h"
 #include "ops/linear_operands.h"
 #include "ops/ops.h"
 #include "ops/record.h"
@@ -127,10 +128,9 @@ Tensors7 gated_mlp_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_
   check_shape(op, "grad_out", grad_out, with_features(x, w_down.size(0)), "[..., Nout]", x);
   check_shape(op, "gate", gate, with_features(x, w_gate.size(0)), "[..., N]", x);
   check_shape(op, "up", up, with_features(x, w_gate.size(0)), "[..., N]", x);
-  IKBO_RECORD_BACKWARD(op, is_hopper_16_bit(x), x.is_cuda());
-  const GatedGrads grads =
-      gated_backward_reference(as_rows(grad_out), as_rows(x), w_gate, w_up, w_down,
-                               {as_rows(gate), as_rows(up)}, act, grad_mask);
+  static OpPaths paths(op);
+  const GatedGrads grads = gated_backward(paths, as_rows(grad_out), as_rows(x), w_gate, w_up,
+                                          w_down, {as_rows(gate), as_rows(up)}, act, grad_mask);
   const Tensor grad_x = wants(grad_mask, 0) ? reshape(grads.x, sizes_of(x)) : grads.x;
   return {grad_x, grads.w_gate, grads.w_up, grads.b_gate, grads.b_up, grads.w_down, grads.b_down};
 }

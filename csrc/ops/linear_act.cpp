@@ -1,5 +1,6 @@
 #include "launch/stream.h"
 #include "ops/checks.h"
+#include "ops/gated_backward.h"
 #include "ops/linear_operands.h"
 #include "ops/ops.h"
 #include "ops/record.h"
@@ -105,6 +106,10 @@ Tensors3 linear_act_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w
   const ScalarType dtype = x.scalar_type(), sums = accumulate_type(dtype);
   const Tensor rows = as_rows(x), grad_rows = as_rows(grad_out);
   const OptTensor saved_rows = act == Activation::kNone ? std::nullopt : OptTensor(as_rows(saved));
+  if (is_hopper_16_bit(x)) {
+    const LinearGrads grads = linear_act_backward(grad_rows, rows, w, saved_rows, act, grad_mask);
+    return {wants(grad_mask, 0) ? reshape(grads.x, sizes_of(x)) : grads.x, grads.w, grads.b};
+  }
   const Tensor grad_x = wants(grad_mask, 0) ? empty(sizes_of(rows), dtype, x) : nothing(dtype, x);
   SliceSum grad_w(wants(grad_mask, 1), sizes_of(w), x);
   SliceSum grad_b(wants(grad_mask, 2), {w.size(0)}, x);

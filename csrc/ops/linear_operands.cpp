@@ -5,7 +5,7 @@ namespace ikbo {
 LinearWeight LinearOperands::read(const Linear& linear) {
   const WeightOperands::Operand weight = weights_.read(linear.w);
   OptTensor& bias = biases_[read_++];
-  if (linear.bias) bias = readable_bias(*linear.bias);
+  if (linear.bias) bias = as_kernels_read(*linear.bias);
   return {weight.data, weight.row_stride, bias ? bias->const_data_ptr() : nullptr};
 }
 

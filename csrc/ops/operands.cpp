@@ -55,8 +55,8 @@ Tensor contiguous_copy(const Tensor& t) {
   return t.is_contiguous() ? torch::stable::clone(t) : torch::stable::contiguous(t);
 }
 
-Tensor readable_bias(const Tensor& bias) {
-  return bias.is_contiguous() && is_aligned(bias) ? bias : contiguous_copy(bias);
+Tensor as_kernels_read(const Tensor& t) {
+  return t.is_contiguous() && is_aligned(t) ? t : contiguous_copy(t);
 }
 
 WeightOperands::Operand WeightOperands::read(const Tensor& weight) {

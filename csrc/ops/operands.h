@@ -30,8 +30,8 @@ bool has_aligned_matrices(const Tensor& batch);
 // The tensor, or a contiguous copy of it: what is left of a small operand with odd strides.
 Tensor contiguous_copy(const Tensor& t);
 
-// A bias as kernels read it: contiguous and aligned.
-Tensor readable_bias(const Tensor& bias);
+// The tensor if it is contiguous and aligned to 16 bytes, or else a copy that is.
+Tensor as_kernels_read(const Tensor& t);
 
 // The weights of a call. Those whose rows aren't aligned are packed, all by one launch.
 class WeightOperands {

@@ -214,6 +214,33 @@ void bind_gated(py::module_& m) {
   };
   bind_one("linear_act", &ikbo::linear_act_decline_reason, &ikbo::linear_act_config);
   bind_one("gated_linear", &ikbo::gated_linear_decline_reason, &ikbo::gated_linear_config);
+  using ikbo::GatedGradConfig;
+  py::class_<GatedGradConfig>(m, "GatedGradConfig")
+      .def_property_readonly("hidden",
+                             [](const GatedGradConfig& config) {
+                               return config.has_hidden ? std::optional(config.hidden)
+                                                        : std::nullopt;
+                             })
+      .def_property_readonly("input",
+                             [](const GatedGradConfig& config) {
+                               return config.has_input ? std::optional(config.input) : std::nullopt;
+                             })
+      .def("__repr__", [](const GatedGradConfig& config) { return ikbo::to_json(config); });
+  m.def(
+      "gated_grad_decline_reason",
+      [](int64_t M, int64_t N, int64_t K, int64_t out_features, const DeviceLimits& device) {
+        return ikbo::gated_grad_decline_reason({M, N, K}, out_features, device);
+      },
+      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("out_features"), py::arg("device"));
+  m.def(
+      "gated_grad_config",
+      [](int64_t M, int64_t N, int64_t K, int64_t out_features, bool wants_input,
+         const DeviceLimits& device) {
+        require_kernel({M, N, K}, ikbo::gated_grad_decline_reason({M, N, K}, out_features, device));
+        return ikbo::gated_grad_config({M, N, K}, out_features, wants_input, device);
+      },
+      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("out_features"), py::arg("wants_input"),
+      py::arg("device"));
   m.def(
       "gated_mlp_decline_reason",
       [](int64_t M, int64_t N, int64_t K, int64_t out_features, const DeviceLimits& device) {

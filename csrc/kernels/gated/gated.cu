@@ -102,6 +102,7 @@ void load_gated() {
   gemm::load_gated<__nv_bfloat16>();
   weight_stream::load_weight_stream<__half>();
   weight_stream::load_weight_stream<__nv_bfloat16>();
+  load_gated_grad();
 }
 
 }  // namespace ikbo

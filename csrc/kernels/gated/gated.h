@@ -1,5 +1,5 @@
-// Host entries of linear_act's, gated_linear's and gated_mlp's kernels. No tensors: raw pointers,
-// checked by the op layer.
+// Host entries of the kernels of linear_act, gated_linear and gated_mlp, forward and backward. No
+// tensors: raw pointers, checked by the op layer.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -44,10 +44,53 @@ struct GatedLinearParams {
   bool starts_next;  // the next kernel on the stream may start before this one ends
 };
 
+// Gradients at the two pre-activations of act(gate) * up. [M, N] tensors are contiguous and 16-byte
+// aligned.
+struct GatedGradParams {
+  bool is_bfloat16;
+  const void* grad;     // [M, N]: of act(gate) * up; with w_down [M, out_features]: of its product
+  int64_t grad_stride;  // with w_down; else rows follow each other
+  LinearWeight w_down;  // [out_features, N]; or no data
+  int64_t out_features;
+  const void* gate;  // [M, N]
+  const void* up;
+  void* grad_gate;
+  void* grad_up;
+  void* hidden;  // act(gate) * up once more, with w_down; or null
+  Activation activation;
+};
+
+// grad_x = grad_gate w_gate + grad_up w_up.
+struct InputGradParams {
+  bool is_bfloat16;
+  const void* grad_gate;  // [M, N] contiguous, likewise
+  const void* grad_up;
+  LinearWeight w_gate, w_up;  // [N, K]
+  void* grad_x;               // [M, K]
+  int64_t grad_x_stride;
+};
+
+// grad * act'(pre-activation), where `saved` is that or, for relu and sigmoid, the output. All
+// contiguous and 16-byte aligned.
+struct LinearGradParams {
+  bool is_bfloat16;
+  const void* grad;
+  const void* saved;
+  void* grad_preact;
+  int64_t count;
+  Activation activation;
+};
+
 void run_linear_act(const LinearActParams& params, const LinearProblem& problem,
                     const ProductConfig& config, cudaStream_t stream);
 void run_gated_linear(const GatedLinearParams& params, const LinearProblem& problem,
                       const ProductConfig& config, cudaStream_t stream);
-void load_gated();  // linear_act's GEMM kernels are concat_linear's
+void run_gated_grad(const GatedGradParams& params, const LinearProblem& problem,
+                    const GatedGradConfig& config, cudaStream_t stream);
+void run_input_grad(const InputGradParams& params, const LinearProblem& problem,
+                    const GatedGradConfig& config, cudaStream_t stream);
+void run_linear_grad(const LinearGradParams& params, cudaStream_t stream);
+void load_gated_grad();
+void load_gated();  // these too; linear_act's GEMM kernels are concat_linear's
 
 }  // namespace ikbo

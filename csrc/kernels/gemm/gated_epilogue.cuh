@@ -22,9 +22,8 @@ struct GatedParams {
   bool starts_next;  // the next kernel on the stream may start
 };
 
-struct GatedEpilogue {
+struct GatedEpilogue : BaseEpilogue {
   using Params = GatedParams;
-  static constexpr bool kHasHelpers = false;
   static constexpr int kWeights = 2;
   static constexpr int kMaxColumns = 128;
 

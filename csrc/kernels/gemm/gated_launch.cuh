@@ -37,8 +37,8 @@ void launch_gated(const Operands& operands, const GatedOperands& more, const Gem
     gated.gate_preact = operand_map<T>(more.gate_preact, problem.M, columns, columns, kStoreTile);
     gated.up_preact = operand_map<T>(more.up_preact, problem.M, columns, columns, kStoreTile);
   }
-  gated.b_up = operand_map<T>(more.b_up, columns, problem.K, more.b_up_stride,
-                              kPartN<Shape<T, kKernel>, GatedEpilogue>);
+  gated.b_up =
+      b_map<T, Shape<T, kKernel>, GatedEpilogue>(more.b_up, columns, problem.K, more.b_up_stride);
   launch_kernel<T, kKernel, GatedEpilogue>(operands, problem, config, gated, false, stream);
 }
 

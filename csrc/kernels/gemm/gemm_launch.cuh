@@ -33,16 +33,27 @@ CUtensorMap operand_map(const void* base, int64_t rows, int64_t columns, int64_t
                          Swizzle::k128Bytes);
 }
 
-// With kWeights = 2 the problem's N counts the columns of both.
+// The map of B: [columns, K], or [K, columns] where that is how the epilogue's B lies.
+template <class T, class S, class Epilogue>
+CUtensorMap b_map(const void* base, int64_t columns, int64_t K, int64_t stride) {
+  constexpr int kPart = kPartN<S, Epilogue>;
+  if constexpr (Epilogue::kMajorB == hopper::Major::kMn) {
+    return operand_map<T>(base, K, columns, stride, kPart);
+  } else {
+    return operand_map<T>(base, columns, K, stride, kPart);
+  }
+}
+
+// With kWeights = 2 the problem's N counts the columns of both. The config's K is that of a term.
 template <class T, int kKernel, class Epilogue>
 void launch_kernel(const Operands& operands, const GemmProblem& problem, const GemmConfig& config,
                    const typename Epilogue::Params& epilogue, bool overlaps_previous,
                    cudaStream_t stream) {
-  using S = Shape<T, kKernel>;
+  using S = Shape<T, kKernel, Epilogue::kBuffers>;
   const int64_t columns = problem.N / Epilogue::kWeights;
   const Params params{
       operand_map<T>(operands.a, problem.M, problem.K, operands.a_stride, S::kTileM),
-      operand_map<T>(operands.b, columns, problem.K, operands.b_stride, kPartN<S, Epilogue>),
+      b_map<T, S, Epilogue>(operands.b, columns, problem.K, operands.b_stride),
       operand_map<T>(operands.d, problem.M, columns, operands.d_stride, kStoreTile),
       config.order,
       config.k_steps,

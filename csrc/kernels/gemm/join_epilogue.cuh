@@ -36,10 +36,9 @@ struct JoinParams {
   bool starts_next;  // the next kernel on the stream may start
 };
 
-struct JoinEpilogue {
+struct JoinEpilogue : BaseEpilogue {
   using Params = JoinParams;
   static constexpr bool kHasHelpers = true;
-  static constexpr int kWeights = 1;
   static constexpr int32_t kPaddingRow = -1;
 
   struct Shared {
