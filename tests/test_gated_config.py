@@ -33,7 +33,7 @@ def reason_of(op: str, *problem: object) -> str | None:
 
 @pytest.mark.parametrize("op", OPS)
 @given(
-    M=sizes.map(lambda M: M + 64), N=st.integers(1, 1500), K=st.integers(1, 9000),
+    M=sizes.map(lambda M: M + 64), N=st.integers(2, 1500), K=st.integers(1, 9000),
     device=st.sampled_from(DEVICES),
 )  # fmt: skip
 def test_every_problem_has_a_config(op: str, M: int, N: int, K: int, device: object) -> None:
@@ -103,6 +103,7 @@ def test_the_epilogue_hides_under_products() -> None:
         ((9, 12, 4), "multiple of 8"),
         ((9, 16, 0), "without features"),
         ((2**31, 16, 4), "2^31"),
+        ((2**31, 8, 4), "2^31"),
         ((99, 16, 2**31), "2^31"),
         ((2**31 - 1, 2**30 - 8, 4), "tiles"),
     ],
@@ -129,6 +130,16 @@ def test_mlp_declines_with_a_reason(problem: tuple[int, ...], word: str) -> None
         _host.gated_mlp_config(*problem, H200)
 
 
+def test_few_features_have_a_kernel_of_their_own() -> None:
+    for M, N, narrow in ((9, 1, True), (9, 7, True), (9, 8, False), (99, 8, True), (99, 16, False)):
+        config = _host.linear_act_config(M, N, 256, H200)
+        assert (config.product is None) == narrow
+    config = json.loads(repr(_host.gated_mlp_config(2000, 256, 512, 1, H200)))
+    assert config["down"] == {"kernel": "narrow_sm90"}
+    assert "multiple of 8" in reason_of("gated_linear", 9, 1, 256, H200)
+    assert "multiple of 8" in reason_of("linear_act", 9, 9, 256, H200)
+
+
 def test_configs_print_as_json() -> None:
     linear = json.loads(repr(_host.linear_act_config(500, 512, 512, H200)))
     assert (linear["kernel"], linear["launches"]) == ("linear_act_sm90", 1)
@@ -143,42 +154,34 @@ def test_configs_print_as_json() -> None:
 
 # ---- backward ----------------------------------------------------------------------------------
 @given(
-    M=sizes, N=st.integers(1, 1500), K=st.integers(1, 4000), out=st.integers(0, 1500),
-    wants_input=st.booleans(), device=st.sampled_from(DEVICES[:-1]),
+    M=sizes, N=st.integers(1, 9000), K=st.integers(1, 4000), out=st.integers(0, 9000),
+    wants_input=st.booleans(), device=st.sampled_from(DEVICES),
 )  # fmt: skip
 def test_every_backward_has_a_config(
     M: int, N: int, K: int, out: int, wants_input: bool, device: object
 ) -> None:
-    assert _host.gated_grad_decline_reason(M, 8 * N, K, 8 * out, device) is None
-    config = _host.gated_grad_config(M, 8 * N, K, 8 * out, wants_input, device)
-    assert (config.hidden is not None) == (out > 0)
+    config = _host.gated_grad_config(M, N, K, out, wants_input, device)
+    # Pairs of CTAs need two SMs.
+    assert (config.hidden is not None) == (
+        out > 0 and out % 8 == 0 and N % 8 == 0 and device.sm_count > 1
+    )
     if config.hidden:
         assert repr(config.hidden.kernel) == "gemm_sm90_128x128x64_ping_pong_cluster2"
-        assert config.hidden.k_steps == -(-8 * out // 64)
+        assert config.hidden.k_steps == -(-out // 64)
         assert config.hidden.grid <= device.sm_count
-    assert (config.input is not None) == (wants_input and K % 8 == 0)
+    assert (config.input is not None) == (wants_input and N % 8 == 0 and K % 8 == 0)
     if config.input:
-        assert config.input.k_steps == -(-8 * N // 64)  # of one of the two terms
+        assert config.input.k_steps == -(-N // 64)  # of one of the two terms
         assert config.input.n_tiles == -(-K // config.input.kernel.tile_n)
         assert config.input.grid <= device.sm_count
 
 
-@pytest.mark.parametrize(
-    ("problem", "word"),
-    [
-        ((9, 12, 8, 8), "multiple of 8"),
-        ((9, 16, 8, 12), "multiple of 8"),
-        ((9, 16, 0, 8), "no features"),
-        ((9, 0, 8, 8), "no features"),
-        ((2**31, 16, 8, 8), "2^31"),
-        ((9, 16, 2**31, 0), "2^31"),
-    ],
-)
-def test_backward_declines_with_a_reason(problem: tuple[int, ...], word: str) -> None:
-    assert word in _host.gated_grad_decline_reason(*problem, H200)
-    with pytest.raises(ValueError, match="declined"):
-        _host.gated_grad_config(*problem, True, H200)
-    assert "SM" in _host.gated_grad_decline_reason(9, 16, 8, 8, DEVICES[-1])
+def test_what_the_backward_leaves_to_the_library() -> None:
+    large = _host.gated_grad_config(9, 16, 2**31, 8, True, H200)
+    assert large.hidden is not None and large.input is None
+    for problem in ((9, 0, 8, 8), (9, 8, 0, 8)):
+        with pytest.raises(ValueError, match="declined"):
+            _host.gated_grad_config(*problem, True, H200)
 
 
 def test_backward_prints_as_json() -> None:

@@ -311,6 +311,31 @@ def test_one_row_has_no_stride(op: str, dtype: torch.dtype) -> None:
     assert torch.equal(run(op, [x.as_strided((1, 37), (3, 1)), *rest]), want)
 
 
+@every_dtype
+@pytest.mark.parametrize("N", range(1, 9))
+def test_few_features(dtype: torch.dtype, N: int) -> None:
+    """Rows that begin anywhere; K with and without a rest, shorter and longer than a warp reads."""
+    for M in (1, 63, 65, 2001):
+        for K in (1, 7, 8, 256, 270, 1031):
+            args = inputs("linear_act", dtype, M, N, K, activation="silu")
+            out, preact = torch.ops.ikbo.linear_act_fwd(*args)
+            check("linear_act", out, args)
+            check("linear_act", preact, with_activation(args, "none"))
+            assert torch.equal(run("linear_act", args), out)
+    args = inputs("gated_mlp", dtype, 300, 264, 72, N)
+    want = run("gated_mlp", args)
+    check("gated_mlp", want, args)
+    buffer = torch.full((302, N + 5), NAN, dtype=dtype, device="cuda")
+    inside = buffer[1:301, 2 : 2 + N]
+    torch.ops.ikbo.gated_mlp.out(*args, out=inside)
+    assert record("gated_mlp")["path"] == "sm90" and torch.equal(inside, want)
+    inside.fill_(NAN)
+    assert bool(buffer.isnan().all())
+    with ikbo.strict():
+        check_gradients("gated_mlp", inputs("gated_mlp", dtype, 300, 264, 72, N))
+        check_gradients("linear_act", inputs("linear_act", dtype, 300, N, 72, activation="gelu"))
+
+
 @every_op
 @every_dtype
 def test_what_the_kernels_decline(op: str, dtype: torch.dtype) -> None:

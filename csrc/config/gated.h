@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "config/concat_linear.h"
@@ -28,11 +29,17 @@ inline constexpr int kGatedGradKernels[] = {4};
 // Likewise for the gradient of the input, a sum of two products.
 inline constexpr int kInputGradKernels[] = {2, 4, 5, 6};
 
-// Few tokens go to the kernel that streams the weights, all others to the GEMM.
+// A product of so few features has a kernel of its own, and no need of whole chunks of 16 bytes.
+inline constexpr int kMaxNarrowFeatures = 8;
+
+enum class ProductKernel { kGemm, kWeightStream, kNarrow };
+
+// Few features go to the narrow kernel, few tokens to the one that streams the weights, all others
+// to the GEMM.
 struct ProductConfig {
-  bool streams;
-  WeightStreamConfig stream;  // where it streams
-  GemmConfig gemm;            // elsewhere; of two weights it counts the columns of both
+  ProductKernel kernel;
+  WeightStreamConfig stream;  // of kWeightStream
+  GemmConfig gemm;            // of kGemm; of two weights it counts the columns of both
 };
 
 struct LinearActConfig {
@@ -69,17 +76,27 @@ constexpr WeightStreamProblem stream_problem(const LinearProblem& p, int weights
   return {p.M, p.N, p.K, weights};
 }
 
-constexpr bool is_few_tokens(const LinearProblem& p) {
-  return p.M <= WeightStreamKernel::kMaxTokens;
+constexpr ProductKernel kernel_of(const LinearProblem& p, int weights) {
+  const bool few_tokens = p.M <= WeightStreamKernel::kMaxTokens;
+  // Eight features of few tokens are a tile of the weight stream, which splits K.
+  if (weights == 1 && p.N <= kMaxNarrowFeatures && (p.N % 8 != 0 || !few_tokens)) {
+    return ProductKernel::kNarrow;
+  }
+  return few_tokens ? ProductKernel::kWeightStream : ProductKernel::kGemm;
 }
 
 template <size_t kCount>
 constexpr const char* decline_reason(const LinearProblem& problem, int weights,
                                      const GemmProblem& product, const int (&kernels)[kCount],
                                      const DeviceLimits& device) {
-  if (problem.N % 8 != 0) return "out features that are no multiple of 8";
   if (problem.K == 0) return "inputs without features";
-  if (is_few_tokens(problem)) {
+  const ProductKernel kernel = kernel_of(problem, weights);
+  if (kernel == ProductKernel::kNarrow) {
+    constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+    return std::max(problem.M, problem.K) > kMaxSize ? "a size of 2^31 or more" : nullptr;
+  }
+  if (problem.N % 8 != 0) return "out features that are no multiple of 8";
+  if (kernel == ProductKernel::kWeightStream) {
     return weight_stream_decline_reason(stream_problem(problem, weights), device);
   }
   if (const char* reason = gemm_decline_reason(product, device)) return reason;
@@ -92,10 +109,10 @@ constexpr ProductConfig product_config(const LinearProblem& problem, int weights
                                        const GemmProblem& product, const int (&kernels)[kCount],
                                        double epilogue_clocks, const DeviceLimits& device) {
   ProductConfig config{};
-  config.streams = is_few_tokens(problem);
-  if (config.streams) {
+  config.kernel = kernel_of(problem, weights);
+  if (config.kernel == ProductKernel::kWeightStream) {
     config.stream = weight_stream_config(stream_problem(problem, weights), device);
-  } else {
+  } else if (config.kernel == ProductKernel::kGemm) {
     const int kernel = gemm_model::best_of(kernels, product, device, epilogue_clocks).kernel;
     config.gemm = gemm_config_of(kernel, product, device, epilogue_clocks);
   }
@@ -150,12 +167,12 @@ constexpr const char* gated_mlp_decline_reason(const LinearProblem& problem, int
 }
 
 // The backward of both gated ops, beside the library's products: the gradients at the two
-// pre-activations, element by element or (gated_mlp) in the epilogue of a GEMM with w_down, and the
-// input's gradient.
+// pre-activations, element by element or in the epilogue of a GEMM with w_down; and the input's
+// gradient, by a GEMM or the library.
 struct GatedGradConfig {
-  bool has_hidden;     // there is a w_down
-  GemmConfig hidden;   // with it: its product's
-  bool has_input;      // the input's gradient is wanted, and a kernel takes it
+  bool has_hidden;     // there is a w_down, and its GEMM
+  GemmConfig hidden;   // with it
+  bool has_input;      // the input's gradient is wanted, and there is a GEMM
   GemmConfig input;    // with it: of one of its two terms
   int packed_weights;  // weights that a launch copies to rows the copy engine reads
 };
@@ -172,59 +189,52 @@ constexpr GemmProblem input_grad_estimate(const LinearProblem& p) {
 }
 
 template <size_t kCount>
-constexpr const char* grad_decline_reason(const GemmProblem& product, const int (&kernels)[kCount],
-                                          const DeviceLimits& device) {
-  if (const char* reason = gemm_decline_reason(product, device)) return reason;
-  if (!gemm_model::any_is_usable(kernels, product, device))
-    return "more than 2^30 output tiles, or a single SM";
-  return nullptr;
+constexpr bool is_taken(const GemmProblem& product, const int (&kernels)[kCount],
+                        const DeviceLimits& device) {
+  return product.N % 8 == 0 && product.K % 8 == 0 &&
+         gemm_decline_reason(product, device) == nullptr &&
+         gemm_model::any_is_usable(kernels, product, device);
 }
 }  // namespace gated_model
 
-// Why the kernels don't take the backward of a gated op over rows, or nullptr; out_features is 0
-// for gated_linear. Sizes aren't negative.
-constexpr const char* gated_grad_decline_reason(const LinearProblem& problem, int64_t out_features,
-                                                const DeviceLimits& device) {
-  if (problem.N == 0 || problem.K == 0) return "no features";
-  if (problem.N % 8 != 0 || out_features % 8 != 0) return "features that are no multiple of 8";
-  if (out_features > 0) {
-    if (const char* reason = gated_model::grad_decline_reason(
-            gated_model::hidden_grad_product(problem, out_features), kGatedGradKernels, device)) {
-      return reason;
-    }
-  }
-  return gated_model::grad_decline_reason(gated_model::input_grad_estimate(problem),
-                                          kInputGradKernels, device);
+// Why the kernels don't take the backward of a gated op, or nullptr. Sizes aren't negative.
+constexpr const char* gated_grad_decline_reason(const LinearProblem& problem) {
+  return problem.N == 0 || problem.K == 0 ? "no features" : nullptr;
 }
 
-constexpr GemmConfig hidden_grad_config(const LinearProblem& problem, int64_t out_features,
-                                        const DeviceLimits& device) {
-  constexpr double kEpilogue = gated_model::kGradEpilogueClocks;
-  const GemmProblem product = gated_model::hidden_grad_product(problem, out_features);
-  return gemm_config_of(gemm_model::best_of(kGatedGradKernels, product, device, kEpilogue).kernel,
-                        product, device, kEpilogue);
-}
-constexpr GemmConfig input_grad_config(const LinearProblem& problem, const DeviceLimits& device) {
-  const GemmProblem both = gated_model::input_grad_estimate(problem);
-  GemmConfig config =
-      gemm_config_of(gemm_model::best_of(kInputGradKernels, both, device).kernel, both, device);
-  config.k_steps /= 2;  // of a term
-  return config;
-}
-// For problems with rows and without a decline reason.
+// For problems with rows and without a decline reason; out_features is 0 for gated_linear.
 constexpr GatedGradConfig gated_grad_config(const LinearProblem& problem, int64_t out_features,
                                             bool wants_input, const DeviceLimits& device) {
+  using namespace gated_model;
   GatedGradConfig config{};
-  config.has_hidden = out_features > 0;
-  if (config.has_hidden) config.hidden = hidden_grad_config(problem, out_features, device);
-  config.has_input = wants_input && problem.K % 8 == 0;
-  if (config.has_input) config.input = input_grad_config(problem, device);
+  const GemmProblem hidden = hidden_grad_product(problem, out_features);
+  config.has_hidden = out_features > 0 && is_taken(hidden, kGatedGradKernels, device);
+  if (config.has_hidden) {
+    const int kernel =
+        gemm_model::best_of(kGatedGradKernels, hidden, device, kGradEpilogueClocks).kernel;
+    config.hidden = gemm_config_of(kernel, hidden, device, kGradEpilogueClocks);
+  }
+  const GemmProblem both = input_grad_estimate(problem);
+  config.has_input = wants_input && problem.N % 8 == 0 && is_taken(both, kInputGradKernels, device);
+  if (config.has_input) {
+    const int kernel = gemm_model::best_of(kInputGradKernels, both, device).kernel;
+    config.input = gemm_config_of(kernel, both, device);
+    config.input.k_steps /= 2;  // of a term
+  }
   return config;
 }
 
 // For explain: the configs as JSON.
 inline std::string to_json(const ProductConfig& config) {
-  return config.streams ? to_json(config.stream) : to_json(config.gemm);
+  switch (config.kernel) {
+    case ProductKernel::kGemm:
+      return to_json(config.gemm);
+    case ProductKernel::kWeightStream:
+      return to_json(config.stream);
+    case ProductKernel::kNarrow:
+      return "{\"kernel\": \"narrow_sm90\"}";
+  }
+  return "null";
 }
 namespace gated_model {
 template <class Config>

@@ -21,10 +21,9 @@ LinearProblem problem_of(const Tensor& x, const Tensor& w_gate) {
   return {x.size(0), w_gate.size(0), x.size(1)};
 }
 
-const char* decline_reason(const Tensor& x, const Tensor& w_gate, const OptTensor& w_down) {
+const char* decline_reason(const Tensor& x, const Tensor& w_gate) {
   if (!is_hopper_16_bit(x)) return "not a Hopper GPU, or not float16 or bfloat16";
-  return gated_grad_decline_reason(problem_of(x, w_gate), w_down ? w_down->size(0) : 0,
-                                   device_limits(x.get_device_index()));
+  return gated_grad_decline_reason(problem_of(x, w_gate));
 }
 
 struct Run {
@@ -35,7 +34,8 @@ struct Run {
   const GatedGradConfig& config;
   const cudaStream_t stream;
 
-  // `hidden` where there is a w_down.
+  // From the result's gradient and w_down where config.has_hidden, or else from the hidden tensor's
+  // gradient. Fills `hidden` where it is there.
   GatedSides preactivations(const Tensor& grad_out, const LinearWeight& w_down,
                             const OptTensor& hidden) const {
     const GatedSides grads{like_saved(), like_saved()};
@@ -79,7 +79,7 @@ struct Run {
 GatedGrads gated_backward(OpPaths& paths, const Tensor& grad_out, const Tensor& x,
                           const Tensor& w_gate, const Tensor& w_up, const OptTensor& w_down,
                           const GatedSides& saved, Activation activation, int64_t grad_mask) {
-  if (x.size(0) == 0 || !paths.takes_kernel(x.is_cuda(), decline_reason(x, w_gate, w_down))) {
+  if (x.size(0) == 0 || !paths.takes_kernel(x.is_cuda(), decline_reason(x, w_gate))) {
     return gated_backward_reference(grad_out, x, w_gate, w_up, w_down, saved, activation,
                                     grad_mask);
   }
@@ -92,7 +92,7 @@ GatedGrads gated_backward(OpPaths& paths, const Tensor& grad_out, const Tensor& 
                                              wants(grad_mask, kInput), device_limits(device));
   LinearOperands linears;
   LinearWeight down{}, gate{}, up{};
-  if (has_down) down = linears.read({*w_down, std::nullopt});
+  if (config.has_hidden) down = linears.read({*w_down, std::nullopt});
   if (config.has_input) {
     gate = linears.read({w_gate, std::nullopt});
     up = linears.read({w_up, std::nullopt});
@@ -103,14 +103,16 @@ GatedGrads gated_backward(OpPaths& paths, const Tensor& grad_out, const Tensor& 
 
   const Tensor none = nothing(x.scalar_type(), x);
   GatedGrads result{none, none, none, none, none, none, none};
-  const Tensor grad = has_down && has_aligned_rows(grad_out) ? grad_out : as_kernels_read(grad_out);
+  const bool by_rows = config.has_hidden && has_aligned_rows(grad_out);
+  const Tensor grad = by_rows ? grad_out : as_kernels_read(grad_out);
   const Run run{x,          {as_kernels_read(saved.gate), as_kernels_read(saved.up)},
                 activation, problem,
                 config,     stream};
   if (grad_mask & kNeedPreactivations) {
     const OptTensor hidden =
         wants(grad_mask, kDownWeight) ? OptTensor(run.like_saved()) : std::nullopt;
-    const GatedSides grads = run.preactivations(grad, down, hidden);
+    const Tensor of_hidden = has_down && !config.has_hidden ? mm(grad, *w_down) : grad;
+    const GatedSides grads = run.preactivations(of_hidden, down, hidden);
     if (config.has_input) {
       result.x = run.input(grads, gate, up);
     } else if (wants(grad_mask, kInput)) {

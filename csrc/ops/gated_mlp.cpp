@@ -45,7 +45,6 @@ void run_kernels(OpPaths& paths, const Tensor& x, const Linears& mlp, Activation
   const Tensor hidden = empty({problem.M, problem.N}, x.scalar_type(), x);
 
   GatedLinearParams first = gated_linear_params(x, gate, up, activation, hidden, saved);
-  first.starts_next = true;
   LinearActParams second{};
   second.is_bfloat16 = first.is_bfloat16;
   second.x = hidden.const_data_ptr();

@@ -10,7 +10,7 @@
 namespace ikbo {
 
 // Why the kernels don't take features and result, both as rows, or nullptr. `of_problem` says it of
-// the problem's sizes, given the DeviceLimits.
+// the problem's sizes, given the DeviceLimits. Rows of few features may begin anywhere.
 template <class OfProblem>
 const char* rows_decline_reason(const Tensor& x, const Tensor& out, const OfProblem& of_problem) {
   if (!is_hopper_16_bit(x)) return "not a Hopper GPU, or not float16 or bfloat16";
@@ -18,7 +18,8 @@ const char* rows_decline_reason(const Tensor& x, const Tensor& out, const OfProb
   if (!has_aligned_rows(x)) {
     return "features whose elements don't lie side by side in rows at multiples of 16 bytes";
   }
-  if (!has_aligned_rows(out)) {
+  const bool is_narrow = out.size(1) < kMaxNarrowFeatures;
+  if (is_narrow ? !has_rows_apart(out) : !has_aligned_rows(out)) {
     return "an out whose elements don't lie side by side in rows at multiples of 16 bytes";
   }
   return nullptr;

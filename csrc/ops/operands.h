@@ -21,6 +21,9 @@ bool is_aligned(const Tensor& t);  // to 16 bytes
 // multiples of 16 bytes that don't overlap.
 bool has_aligned_rows(const Tensor& matrix);
 
+// The same of rows anywhere.
+bool has_rows_apart(const Tensor& matrix);
+
 // The row stride of such a matrix. Where there is no second row, torch's may be anything.
 int64_t aligned_row_stride(const Tensor& matrix);
 

@@ -158,9 +158,11 @@ void require_kernel(const ikbo::LinearProblem& problem, const char* decline_reas
   }
 }
 
-// A GemmConfig or a WeightStreamConfig.
+// A GemmConfig or a WeightStreamConfig; None for the narrow kernel, which has nothing to configure.
 py::object product_of(const ikbo::ProductConfig& config) {
-  return config.streams ? py::cast(config.stream) : py::cast(config.gemm);
+  if (config.kernel == ikbo::ProductKernel::kGemm) return py::cast(config.gemm);
+  if (config.kernel == ikbo::ProductKernel::kWeightStream) return py::cast(config.stream);
+  return py::none();
 }
 
 void bind_weight_stream(py::module_& m) {
@@ -227,16 +229,10 @@ void bind_gated(py::module_& m) {
                              })
       .def("__repr__", [](const GatedGradConfig& config) { return ikbo::to_json(config); });
   m.def(
-      "gated_grad_decline_reason",
-      [](int64_t M, int64_t N, int64_t K, int64_t out_features, const DeviceLimits& device) {
-        return ikbo::gated_grad_decline_reason({M, N, K}, out_features, device);
-      },
-      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("out_features"), py::arg("device"));
-  m.def(
       "gated_grad_config",
       [](int64_t M, int64_t N, int64_t K, int64_t out_features, bool wants_input,
          const DeviceLimits& device) {
-        require_kernel({M, N, K}, ikbo::gated_grad_decline_reason({M, N, K}, out_features, device));
+        require_kernel({M, N, K}, ikbo::gated_grad_decline_reason({M, N, K}));
         return ikbo::gated_grad_config({M, N, K}, out_features, wants_input, device);
       },
       py::arg("M"), py::arg("N"), py::arg("K"), py::arg("out_features"), py::arg("wants_input"),

@@ -20,8 +20,7 @@ IKBO_TEST_ENTRY ikbo_test_weight_stream(const void* x, const void* w0, const voi
         split == 0 ? weight_stream_config(problem, device)
                    : weight_stream_config_of(static_cast<int>(split), problem, device);
     const weight_stream::Operands operands{
-        x,     K,    {{w0, K, b0, preact0}, {w1, K, b1, preact1}}, out, N, Activation::kGeluTanh,
-        false, false};
+        x, K, {{w0, K, b0, preact0}, {w1, K, b1, preact1}}, out, N, Activation::kGeluTanh, false};
     weight_stream::for_each_kernel<__nv_bfloat16>([&]<class S>() {
       if (S::kTokens != config.tokens || S::kWeights != config.weights) return;
       weight_stream::launch_kernel<S>(operands, problem, config, stream);

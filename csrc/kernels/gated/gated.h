@@ -28,7 +28,7 @@ struct LinearActParams {
   int64_t out_stride;
   void* preact;  // [M, N] contiguous, or null
   Activation activation;
-  bool x_is_under_way;  // the kernel ahead on the stream computes x: this one starts while it ends
+  bool x_is_under_way;  // the kernel ahead on the stream computes x, and nothing else of these
 };
 
 struct GatedLinearParams {
@@ -41,22 +41,21 @@ struct GatedLinearParams {
   void* gate_preact;  // [M, N] contiguous, or both null
   void* up_preact;
   Activation activation;
-  bool starts_next;  // the next kernel on the stream may start before this one ends
 };
 
 // Gradients at the two pre-activations of act(gate) * up. [M, N] tensors are contiguous and 16-byte
 // aligned.
 struct GatedGradParams {
   bool is_bfloat16;
-  const void* grad;     // [M, N]: of act(gate) * up; with w_down [M, out_features]: of its product
-  int64_t grad_stride;  // with w_down; else rows follow each other
-  LinearWeight w_down;  // [out_features, N]; or no data
+  const void* grad;     // [M, N]: of act(gate) * up; or, by GEMM, [M, out_features]: of its product
+  int64_t grad_stride;  // by GEMM; else rows follow each other
+  LinearWeight w_down;  // by GEMM: [out_features, N]
   int64_t out_features;
   const void* gate;  // [M, N]
   const void* up;
   void* grad_gate;
   void* grad_up;
-  void* hidden;  // act(gate) * up once more, with w_down; or null
+  void* hidden;  // act(gate) * up once more; or null
   Activation activation;
 };
 

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kGradThreads)
   for_my_chunk(count, [&](int64_t first, int there) {
     auto grad = Chunk<T>::load(p.grad, first, there);
     auto gate = Chunk<T>::load(p.gate, first, there);
-    const auto up = Chunk<T>::load(p.up, first, there);
+    auto up = Chunk<T>::load(p.up, first, there);
     with_activation(p.activation, [&](auto activation) {
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
@@ -75,10 +75,12 @@ __global__ void __launch_bounds__(kGradThreads)
             backward<decltype(activation)::value>(gate.values[i], grad.values[i] * up.values[i]);
         gate.values[i] = at.grad;
         grad.values[i] *= at.value;
+        up.values[i] *= at.value;
       }
     });
     gate.store(p.grad_gate, first, there);
     grad.store(p.grad_up, first, there);
+    if (p.hidden != nullptr) up.store(p.hidden, first, there);
   });
 }
 

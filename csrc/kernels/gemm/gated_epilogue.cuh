@@ -19,7 +19,6 @@ struct GatedParams {
   int32_t columns;          // of D; a multiple of 8
   Activation activation;
   bool has_preacts;  // A Wg^T + bg and A Wu^T + bu are stored too
-  bool starts_next;  // the next kernel on the stream may start
 };
 
 struct GatedEpilogue : BaseEpilogue {
@@ -33,10 +32,6 @@ struct GatedEpilogue : BaseEpilogue {
 
     __device__ void init() {}
   };
-
-  __device__ static void start(const Params& gated) {
-    if (gated.starts_next) hopper::allow_next_kernel();
-  }
 
   template <class S>
   struct Consumer;

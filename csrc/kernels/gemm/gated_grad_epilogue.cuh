@@ -41,8 +41,6 @@ struct GatedGradEpilogue : BaseEpilogue {
     }
   };
 
-  __device__ static void start(const Params&) {}
-
   __device__ static NamedBarrier staged(int consumer, int set) {
     return hopper::numbered(NamedBarrier::kStaged, kSets * consumer + set);
   }

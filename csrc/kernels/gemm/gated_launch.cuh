@@ -39,7 +39,7 @@ void launch_gated(const Operands& operands, const GatedOperands& more, const Gem
   }
   gated.b_up =
       b_map<T, Shape<T, kKernel>, GatedEpilogue>(more.b_up, columns, problem.K, more.b_up_stride);
-  launch_kernel<T, kKernel, GatedEpilogue>(operands, problem, config, gated, false, stream);
+  launch_kernel<T, kKernel, GatedEpilogue>(operands, problem, config, gated, stream);
 }
 
 // The same by the config's kernel, one of kGatedKernels.

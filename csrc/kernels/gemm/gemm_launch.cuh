@@ -17,7 +17,7 @@ struct Operands {
   const void* b;
   void* d;
   int64_t a_stride, b_stride, d_stride;
-  bool a_is_under_way = false;  // the kernel ahead on the stream computes A
+  Ahead ahead = Ahead::kAnything;
 };
 
 template <class T>
@@ -47,8 +47,7 @@ CUtensorMap b_map(const void* base, int64_t columns, int64_t K, int64_t stride) 
 // With kWeights = 2 the problem's N counts the columns of both. The config's K is that of a term.
 template <class T, int kKernel, class Epilogue>
 void launch_kernel(const Operands& operands, const GemmProblem& problem, const GemmConfig& config,
-                   const typename Epilogue::Params& epilogue, bool overlaps_previous,
-                   cudaStream_t stream) {
+                   const typename Epilogue::Params& epilogue, cudaStream_t stream) {
   using S = Shape<T, kKernel, Epilogue::kBuffers>;
   const int64_t columns = problem.N / Epilogue::kWeights;
   const Params params{
@@ -57,13 +56,13 @@ void launch_kernel(const Operands& operands, const GemmProblem& problem, const G
       operand_map<T>(operands.d, problem.M, columns, operands.d_stride, kStoreTile),
       config.order,
       config.k_steps,
-      operands.a_is_under_way};
+      operands.ahead};
   LaunchShape shape{static_cast<unsigned>(config.grid), GemmKernel::kThreads};
   shape.shared_bytes = S::kConfig.shared_bytes();
   static_assert(sizeof(Shared<S, Epilogue>) + GemmKernel::kAlignmentBytes <=
                 S::kConfig.shared_bytes());
   shape.cluster = S::kCluster;
-  shape.overlaps_previous = overlaps_previous || operands.a_is_under_way;
+  shape.overlaps_previous = true;
   launch(gemm_sm90<S, Epilogue>, shape, stream, params, epilogue);
 }
 
@@ -73,7 +72,7 @@ void run_gemm(const Operands& operands, const GemmProblem& problem, const GemmCo
               cudaStream_t stream) {
   const auto launch_if = [&]<int kKernel>(std::integral_constant<int, kKernel>) {
     if (config.kernel == kKernel) {
-      launch_kernel<T, kKernel, PlainEpilogue>(operands, problem, config, {}, false, stream);
+      launch_kernel<T, kKernel, PlainEpilogue>(operands, problem, config, {}, stream);
     }
   };
   [&]<int... kKernels>(std::integer_sequence<int, kKernels...>) {

@@ -80,13 +80,21 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
   typename Epilogue::Shared epilogue;
 };
 
+// What of its operands the kernel ahead on the stream, which may still be running, computes.
+// Everything else was there before that one.
+enum class Ahead {
+  kAnything,  // all threads wait for it before they touch memory
+  kA,         // it is waited for before A's first load: the first blocks of B are on their way then
+  kPart,      // the epilogue waits for it, before it reads what it joins
+};
+
 struct Params {
   CUtensorMap a;  // [M, K], box kTileM x 64, 128-byte swizzle
   CUtensorMap b;  // [N, K], box kPartN x 64, 128-byte swizzle; or [K, N], box 64 x 64
   CUtensorMap d;  // [M, N], box 64 x 64, 128-byte swizzle
   TileOrder order;
-  int k_blocks;         // ceil(K / 64) of each term, at least 1: loads past K read zeros
-  bool a_is_under_way;  // the kernel ahead computes A: it is waited for before A's first load
+  int k_blocks;  // ceil(K / 64) of each term, at least 1: loads past K read zeros
+  Ahead ahead;
 };
 
 // B tiles are loaded in parts: one a CTA of the cluster, or one a weight. Those of [K, N] are 64
@@ -155,8 +163,7 @@ __device__ void produce(Shared<S, Epilogue>& shared, const Params& params,
   typename S::Position position;
   int first_k = 0;
   auto tiles = TileSchedule::of_cta(blockIdx.x, gridDim.x, params.order.tiles());
-  if (params.a_is_under_way) {
-    // The ring's first blocks of B are on their way while the kernel ahead ends.
+  if (params.ahead == Ahead::kA) {
     const TileCoordinates tile = params.order.at(tiles.tile());
     first_k = min(S::kStages, params.k_blocks);
     for (int k = 0; k < first_k; ++k, position.advance()) {
@@ -182,6 +189,8 @@ __device__ void produce(Shared<S, Epilogue>& shared, const Params& params,
     }
     first_k = 0;
   }
+  hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();  // its start overlaps with the last products and epilogues
 }
 
 // ---- consumers ---------------------------------------------------------------------------------
@@ -262,8 +271,6 @@ struct RoundEpilogue : BaseEpilogue {
   struct Shared {
     __device__ void init() {}
   };
-
-  __device__ static void start(const Params&) {}
 
   // A consumer's side: before a tile's products, after them, after the last tile.
   template <class S>
@@ -370,7 +377,6 @@ template <class S, class Epilogue>
 __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
     gemm_sm90(const __grid_constant__ Params params,
               const __grid_constant__ typename Epilogue::Params epilogue) {
-  Epilogue::start(epilogue);
   extern __shared__ char unaligned[];
   const uint32_t base = hopper::shared_address(unaligned);
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
@@ -395,6 +401,7 @@ __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
   } else {
     __syncthreads();
   }
+  if (params.ahead == Ahead::kAnything) hopper::wait_for_previous_kernel();
   // The other CTA may still arrive on this one's barriers.
   const auto leave = [] {
     if constexpr (S::kCluster > 1) hopper::cluster_sync();

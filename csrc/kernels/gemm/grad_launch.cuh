@@ -54,7 +54,7 @@ void run_gated_grad(const Operands& operands, const GatedGradTensors& tensors,
   all.d_stride = problem.N;
   for_each_gated_grad_kernel([&]<int kKernel>(std::integral_constant<int, kKernel>) {
     if (config.kernel != kKernel) return;
-    launch_kernel<T, kKernel, GatedGradEpilogue>(all, problem, config, grad, false, stream);
+    launch_kernel<T, kKernel, GatedGradEpilogue>(all, problem, config, grad, stream);
   });
 }
 
@@ -69,7 +69,7 @@ void run_input_grad(const Operands& operands, const void* a_more, int64_t a_more
     const TwoTerms more{
         operand_map<T>(a_more, problem.M, problem.K, a_more_stride, S::kTileM),
         b_map<T, S, InputGradEpilogue>(b_more, problem.N, problem.K, b_more_stride)};
-    launch_kernel<T, kKernel, InputGradEpilogue>(operands, problem, config, more, false, stream);
+    launch_kernel<T, kKernel, InputGradEpilogue>(operands, problem, config, more, stream);
   });
 }
 

@@ -32,8 +32,7 @@ struct JoinParams {
   int32_t n_users;
   Activation activation;
   bool part_is_float;
-  bool has_preact;   // the pre-activation is stored too; zero in rows without a user
-  bool starts_next;  // the next kernel on the stream may start
+  bool has_preact;  // the pre-activation is stored too; zero in rows without a user
 };
 
 struct JoinEpilogue : BaseEpilogue {
@@ -51,10 +50,6 @@ struct JoinEpilogue : BaseEpilogue {
       }
     }
   };
-
-  __device__ static void start(const Params& join) {
-    if (join.starts_next) hopper::allow_next_kernel();
-  }
 
   // What cand_to_user says of a row; rows past the end are padding.
   __device__ static int32_t user_of_row(const Params& join, int32_t row) {

@@ -25,8 +25,7 @@ struct Operands {
   void* out;    // [M, N]
   int64_t out_stride;
   Activation activation;
-  bool overlaps_previous;  // starts while the kernel ahead on the stream, which computes x, ends
-  bool starts_next;        // the next kernel on the stream may start before this one ends
+  bool x_is_under_way;  // the kernel ahead on the stream computes x, and nothing else of these
 };
 
 template <class S>
@@ -58,11 +57,11 @@ void launch_kernel(const Operands& operands, const WeightStreamProblem& problem,
       static_cast<uint32_t>((kRows * S::kWeights + token_rows) * kTileK * K::kElementBytes);
   params.weight_hint = config.weights_stay ? hopper::L2Hint::kNormal : hopper::L2Hint::kEvictFirst;
   params.activation = operands.activation;
-  params.starts_next = operands.starts_next;
+  params.x_is_under_way = operands.x_is_under_way;
   static_assert(sizeof(Shared<S>) + K::kAlignmentBytes <= K::kSharedBytes);
   LaunchShape shape{static_cast<unsigned>(config.ctas()), kThreads, K::kSharedBytes};
   shape.cluster = config.split;
-  shape.overlaps_previous = operands.overlaps_previous;
+  shape.overlaps_previous = true;
   // Two CTAs an SM take all of its shared memory, which the driver otherwise sizes for one.
   IKBO_CUDA_CHECK(cudaFuncSetAttribute(weight_stream_sm90<S>,
                                        cudaFuncAttributePreferredSharedMemoryCarveout,

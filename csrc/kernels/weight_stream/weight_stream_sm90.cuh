@@ -7,8 +7,8 @@
 // - Warps 0 to 3, consumers. They wait for a slot to be full, run wgmma on it and release the slot
 //   before it.
 // - Warp 4, producer. One lane waits for a slot to be empty and issues the TMA loads of the next
-//   64-deep K block: 64 rows of each weight, all rows of x. The weights of the ring's first blocks
-//   are on their way before the kernel waits for the one ahead of it, which may compute x.
+//   64-deep K block: 64 rows of each weight, all rows of x. Where the kernel ahead computes x, the
+//   weights of the ring's first blocks are on their way before it is waited for.
 // With a cluster (split > 1) each CTA takes a part of K. At the end the sums, in fp32, take the
 // ring's place in shared memory, turned to [token][feature]; all CTAs of the cluster meet; each
 // adds up its share of the features over the CTAs, always in the order of K, and finishes it.
@@ -73,7 +73,8 @@ struct Params {
   uint32_t load_bytes;  // of a K block
   hopper::L2Hint weight_hint;
   Activation activation;
-  bool starts_next;  // the next kernel on the stream may start
+  bool x_is_under_way;  // the kernel ahead on the stream computes x: it is waited for before x's
+                        // first load, otherwise before memory is touched
 };
 
 // What a CTA computes.
@@ -116,6 +117,7 @@ __device__ void produce(Shared<S>& shared, const Params& p, const Work& work) {
     load_weights(step, position.slot);
     load_x(step, position.slot);
   }
+  hopper::allow_next_kernel();  // whose weights follow these
 }
 
 // Leaves the sums over the CTA's part of K in shared memory.
@@ -228,7 +230,6 @@ __device__ void finish(Shared<S>& shared, const Params& p, const Work& work) {
 template <class S>
 __global__ void __launch_bounds__(kThreads, WeightStreamKernel::kCtasPerSm)
     weight_stream_sm90(const __grid_constant__ Params p) {
-  if (p.starts_next) hopper::allow_next_kernel();
   extern __shared__ char unaligned[];
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   const uint32_t base = hopper::shared_address(unaligned);
@@ -240,6 +241,7 @@ __global__ void __launch_bounds__(kThreads, WeightStreamKernel::kCtasPerSm)
     shared.ring.init();
     hopper::fence_barrier_init();
   }
+  if (!p.x_is_under_way) hopper::wait_for_previous_kernel();
   if (threadIdx.x < S::kWeights * (kRows / 2)) {
     const int weight = threadIdx.x / (kRows / 2), pair = threadIdx.x % (kRows / 2);
     const auto* bias = static_cast<const uint32_t*>(p.bias[weight]);
