@@ -6,7 +6,7 @@
 namespace ikbo {
 namespace {
 
-// The users' product.
+// The users' product. The next kernel may start once all that is ahead of this one has ended.
 template <class T>
 void run_user_product(const ConcatLinearParams& p, const ConcatLinearProblem& problem,
                       const ConcatLinearConfig& config, cudaStream_t stream) {

@@ -92,38 +92,55 @@ struct Work {
 };
 
 template <class S>
-__device__ void produce(Shared<S>& shared, const Params& p, const Work& work) {
-  const auto load_weights = [&](int step, int slot) {
+struct Producer {
+  Shared<S>& shared;
+  const Params& p;
+  const Work& work;
+  typename S::Position position{};
+
+  __device__ int ahead() const { return min(S::kStages, work.steps); }
+
+  // The ring's first blocks, or what of them doesn't have to be waited for. Needs the barriers
+  // only.
+  __device__ void begin() {
+    for (int step = 0; step < ahead(); ++step, position.advance()) {
+      shared.ring.produce(position, p.load_bytes);
+      load_weights(step, step);
+      if (!p.x_is_under_way) load_x(step, step);
+    }
+  }
+
+  __device__ void go_on() {
+    if (p.x_is_under_way) {
+      hopper::wait_for_previous_kernel();
+      for (int step = 0; step < ahead(); ++step) load_x(step, step);
+    }
+    for (int step = ahead(); step < work.steps; ++step, position.advance()) {
+      shared.ring.produce(position, p.load_bytes);
+      load_weights(step, position.slot);
+      load_x(step, position.slot);
+    }
+    hopper::allow_next_kernel();  // whose weights follow these
+  }
+
+ private:
+  __device__ void load_weights(int step, int slot) {
 #pragma unroll
     for (int i = 0; i < S::kWeights; ++i) {
       hopper::tma_load(shared.slots[slot].w[i], p.w[i], shared.ring.full[slot], p.weight_hint,
                        (work.first_step + step) * kTileK, work.first_feature);
     }
-  };
-  const auto load_x = [&](int step, int slot) {
+  }
+  __device__ void load_x(int step, int slot) {
     hopper::tma_load(shared.slots[slot].x, p.x, shared.ring.full[slot], hopper::L2Hint::kNormal,
                      (work.first_step + step) * kTileK, 0);
-  };
-  typename S::Position position;
-  const int ahead = min(S::kStages, work.steps);
-  for (int step = 0; step < ahead; ++step, position.advance()) {
-    shared.ring.produce(position, p.load_bytes);
-    load_weights(step, step);
   }
-  hopper::wait_for_previous_kernel();
-  for (int step = 0; step < ahead; ++step) load_x(step, step);
-  for (int step = ahead; step < work.steps; ++step, position.advance()) {
-    shared.ring.produce(position, p.load_bytes);
-    load_weights(step, position.slot);
-    load_x(step, position.slot);
-  }
-  hopper::allow_next_kernel();  // whose weights follow these
-}
+};
 
 // Leaves the sums over the CTA's part of K in shared memory.
 template <class S>
 __device__ void consume(Shared<S>& shared, const Params& p, const Work& work) {
-  constexpr uint64_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
+  constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
   constexpr uint32_t kSlot = sizeof(typename Shared<S>::Slot) / 16;  // descriptors count in these
   uint64_t w[S::kWeights];
 #pragma unroll
@@ -131,26 +148,27 @@ __device__ void consume(Shared<S>& shared, const Params& p, const Work& work) {
     w[i] = hopper::descriptor<hopper::Major::kK>(shared.slots[0].w[i]);
   }
   const uint64_t x = hopper::descriptor<hopper::Major::kK>(shared.slots[0].x);
+  const uint32_t thread = hopper::thread_of_group();
   float sums[S::kWeights][S::kTokens / 2];
-  typename S::Position position, previous;
-  for (int step = 0; step < work.steps; ++step, position.advance()) {
-    shared.ring.wait_full(position);
+  typename S::Position position;
+  bool is_there = false;
+  for (int step = 0; step < work.steps; ++step) {
+    if (!is_there) shared.ring.wait_full(position);
     const uint32_t slot = position.slot * kSlot;
     hopper::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kTileK / 16; ++k) {
 #pragma unroll
       for (int i = 0; i < S::kWeights; ++i) {
-        S::Product::multiply(sums[i], w[i] + slot + k * kStep, x + slot + k * kStep,
-                             step > 0 || k > 0);
+        S::Product::multiply(sums[i], hopper::moved(w[i], slot + k * kStep),
+                             hopper::moved(x, slot + k * kStep), step > 0 || k > 0);
       }
     }
     hopper::wgmma_commit();
-    if (step > 0) {
-      hopper::wgmma_wait<1>();  // the products of the block before have read it
-      shared.ring.release(previous);
-    }
-    previous = position;
+    position.advance();
+    is_there = shared.ring.is_full(position);  // after the last block nobody asks
+    hopper::wgmma_wait<1>();                   // the products of the block before have read it
+    if (step > 0) shared.ring.release(position.slot_before(2), thread);
   }
   hopper::wgmma_wait<0>();
 #pragma unroll
@@ -235,14 +253,18 @@ __global__ void __launch_bounds__(kThreads, WeightStreamKernel::kCtasPerSm)
   const uint32_t base = hopper::shared_address(unaligned);
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const Work work(p);
-  if (threadIdx.x == WeightStreamKernel::kConsumerThreads) {
-    for (int i = 0; i < S::kWeights; ++i) hopper::prefetch_tensor_map(p.w[i]);
-    hopper::prefetch_tensor_map(p.x);
-    shared.ring.init();
-    hopper::fence_barrier_init();
-  }
+  Producer<S> producer{shared, p, work};
+  const bool produces = hopper::warp_index() == WeightStreamKernel::kConsumerThreads / 32;
+  bool leads = false;
   if (!p.x_is_under_way) hopper::wait_for_previous_kernel();
-  if (threadIdx.x < S::kWeights * (kRows / 2)) {
+  if (produces) {
+    shared.ring.init_by_warp();
+    hopper::fence_barrier_init();
+    __syncwarp();
+    leads = hopper::elect_one();
+    if (leads) producer.begin();
+    __syncwarp();
+  } else if (threadIdx.x < S::kWeights * (kRows / 2)) {
     const int weight = threadIdx.x / (kRows / 2), pair = threadIdx.x % (kRows / 2);
     const auto* bias = static_cast<const uint32_t*>(p.bias[weight]);
     const int column = work.first_feature + 2 * pair;
@@ -250,8 +272,8 @@ __global__ void __launch_bounds__(kThreads, WeightStreamKernel::kCtasPerSm)
     shared.bias[weight][pair] = is_there ? bias[column / 2] : 0;
   }
   __syncthreads();
-  if (threadIdx.x >= WeightStreamKernel::kConsumerThreads) {
-    if (hopper::elect_one()) produce(shared, p, work);
+  if (produces) {
+    if (leads) producer.go_on();
     __syncwarp();
   } else {
     consume(shared, p, work);
