@@ -46,8 +46,11 @@ def gated(M: int, N: int, K: int, out_features: int, activation: str) -> None:
     bias = torch.randn(N, dtype=torch.bfloat16, device="cuda")
     mlp = (x, w_gate, w_up.contiguous(), bias, None, w_down, None, activation)
     torch.ops.ikbo.gated_mlp(*mlp)
-    torch.ops.ikbo.gated_mlp_fwd(*mlp)
-    torch.ops.ikbo.linear_act_fwd(x, w_gate, bias, activation)
+    out, *saved = torch.ops.ikbo.gated_mlp_fwd(*mlp)
+    torch.ops.ikbo.gated_mlp_bwd(out, x, w_gate, w_up, w_down, *saved, activation, 0b1111111)
+    out, preact = torch.ops.ikbo.linear_act_fwd(x, w_gate, bias, activation)
+    torch.ops.ikbo.linear_act_bwd(out, x, w_gate, preact, activation, 0b111)
+    torch.ops.ikbo.linear_act(x, w_gate[:3], None, activation)
 
 
 def main() -> None:
@@ -57,6 +60,7 @@ def main() -> None:
         gated(65, 8816, 1487, 136, "silu")
         gated(13384, 80, 66, 136, "relu2")
         gated(4659, 408, 82, 776, "gelu_tanh")
+        gated(300, 264, 136, 200, "gelu")
         linear_compression(9, 2, 65, 72, 77, 9, "gelu")
         linear_compression(150, 7, 128, 64, 70, 130, "none")
         linear_compression(700, 7, 433, 64, 70, 66, "silu")
