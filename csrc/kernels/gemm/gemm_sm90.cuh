@@ -3,7 +3,8 @@
 //
 // A CTA is three warp groups:
 // - Group 0, producer. One lane waits for a slot of the ring to be empty, then issues the TMA loads
-//   of the next 64-deep K block into it. Signals: the slot's full barrier (bytes).
+//   of the next 64-deep K block into it. Signals: the slot's full barrier (bytes). It fills the
+//   ring for the first time before the CTA has met.
 // - Groups 1 and 2, consumers. They wait for full, run wgmma on the slot, and arrive on its empty
 //   barrier once the products have completed. Then they round the sums into staging buffers and one
 //   thread stores them by TMA while the next tile's products run.
@@ -157,22 +158,40 @@ __device__ inline void load_b(Shared<S, Epilogue>& shared, const CUtensorMap& b,
   }
 }
 
+// One lane, in two steps that share no variables: only where a lane is elected right before does
+// the compiler know that what it computes needs no loop over lanes to reach the copy engine.
+
+// Blocks of the first tile that the ring is filled with at first.
+template <class S>
+__device__ inline int blocks_ahead(const Params& params) {
+  return min(S::kStages, params.k_blocks);
+}
+
+// Fills the ring, with A as far as it is there. Needs the ring's barriers only, those of the other
+// CTA included.
+template <class S, class Epilogue>
+__device__ void begin_producing(Shared<S, Epilogue>& shared, const Params& params,
+                                const typename Epilogue::Params& epilogue) {
+  const TileCoordinates tile = params.order.at(blockIdx.x);
+  for (int k = 0; k < blocks_ahead<S>(params); ++k) {
+    hopper::arrive_expect_bytes(shared.ring.full[k], S::kLoadBytes);
+    if (params.ahead != Ahead::kA) load_a<S>(shared, params.a, tile, k, k);
+    load_b<S>(shared, params.b, epilogue, tile, k, k);
+  }
+}
+
 template <class S, class Epilogue>
 __device__ void produce(Shared<S, Epilogue>& shared, const Params& params,
                         const typename Epilogue::Params& epilogue) {
-  typename S::Position position;
-  int first_k = 0;
   auto tiles = TileSchedule::of_cta(blockIdx.x, gridDim.x, params.order.tiles());
+  int first_k = blocks_ahead<S>(params);
   if (params.ahead == Ahead::kA) {
-    const TileCoordinates tile = params.order.at(tiles.tile());
-    first_k = min(S::kStages, params.k_blocks);
-    for (int k = 0; k < first_k; ++k, position.advance()) {
-      shared.ring.produce(position, S::kLoadBytes);
-      load_b<S>(shared, params.b, epilogue, tile, k, position.slot);
-    }
     hopper::wait_for_previous_kernel();
+    const TileCoordinates tile = params.order.at(tiles.tile());
     for (int k = 0; k < first_k; ++k) load_a<S>(shared, params.a, tile, k, k);
   }
+  typename S::Position position;
+  position.advance(first_k);
   for (; tiles.has_tile(); tiles.next()) {
     const TileCoordinates tile = params.order.at(tiles.tile());
     for (int k = first_k; k < params.k_blocks; ++k, position.advance()) {
@@ -383,9 +402,11 @@ __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   auto& shared =
       *reinterpret_cast<Shared<S, Epilogue>*>(unaligned + (kAtom - base % kAtom) % kAtom);
-  if (hopper::warp_index() == 0) {
+  const int warp = hopper::warp_index();
+  if (warp == 0) {
     shared.ring.init_by_warp();
     hopper::fence_barrier_init();
+    __syncwarp();
   } else if (threadIdx.x == 32) {
     shared.epilogue.init();
     hopper::fence_barrier_init();
@@ -399,29 +420,34 @@ __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
       hopper::prefetch_tensor_map(epilogue.b_more);
     }
   }
+  if (params.ahead == Ahead::kAnything) hopper::wait_for_previous_kernel();
+  // Loads for both CTAs of a pair need the barriers of both.
+  if (S::kCluster == 1 && warp == 0 && hopper::elect_one()) {
+    begin_producing<S>(shared, params, epilogue);
+  }
   // All barriers exist, here and in the other CTA, before anyone arrives on them.
   if constexpr (S::kCluster > 1) {
     hopper::cluster_sync();
   } else {
     __syncthreads();
   }
-  if (params.ahead == Ahead::kAnything) hopper::wait_for_previous_kernel();
   // The other CTA may still arrive on this one's barriers.
   const auto leave = [] {
     if constexpr (S::kCluster > 1) hopper::cluster_sync();
   };
   // The two ways don't meet again: only then does ptxas give the consumers all the registers that
   // they take.
-  const int group = hopper::warp_group_index();
-  if (group > 0) {
+  if (warp >= 4) {
     hopper::take_registers<GemmKernel::kConsumerRegisters>();
-    consume(shared, params, epilogue, group - 1);
+    consume(shared, params, epilogue, warp / 4 - 1);
     leave();
     return;
   }
   hopper::give_registers<GemmKernel::kProducerRegisters>();
-  const int warp = hopper::warp_index();
-  if (warp == 0 && hopper::elect_one()) produce<S>(shared, params, epilogue);
+  if (warp == 0 && hopper::elect_one()) {
+    if (S::kCluster > 1) begin_producing<S>(shared, params, epilogue);
+    produce<S>(shared, params, epilogue);
+  }
   if constexpr (Epilogue::kHasHelpers) {
     if (warp >= 2) Epilogue::template help<S>(shared, params, epilogue, warp - 2);
   }

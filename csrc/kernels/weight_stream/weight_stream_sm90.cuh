@@ -92,50 +92,50 @@ struct Work {
 };
 
 template <class S>
-struct Producer {
-  Shared<S>& shared;
-  const Params& p;
-  const Work& work;
-  typename S::Position position{};
-
-  __device__ int ahead() const { return min(S::kStages, work.steps); }
-
-  // The ring's first blocks, or what of them doesn't have to be waited for. Needs the barriers
-  // only.
-  __device__ void begin() {
-    for (int step = 0; step < ahead(); ++step, position.advance()) {
-      shared.ring.produce(position, p.load_bytes);
-      load_weights(step, step);
-      if (!p.x_is_under_way) load_x(step, step);
-    }
-  }
-
-  __device__ void go_on() {
-    if (p.x_is_under_way) {
-      hopper::wait_for_previous_kernel();
-      for (int step = 0; step < ahead(); ++step) load_x(step, step);
-    }
-    for (int step = ahead(); step < work.steps; ++step, position.advance()) {
-      shared.ring.produce(position, p.load_bytes);
-      load_weights(step, position.slot);
-      load_x(step, position.slot);
-    }
-    hopper::allow_next_kernel();  // whose weights follow these
-  }
-
- private:
-  __device__ void load_weights(int step, int slot) {
+__device__ inline void load_weights(Shared<S>& shared, const Params& p, const Work& work, int step,
+                                    int slot) {
 #pragma unroll
-    for (int i = 0; i < S::kWeights; ++i) {
-      hopper::tma_load(shared.slots[slot].w[i], p.w[i], shared.ring.full[slot], p.weight_hint,
-                       (work.first_step + step) * kTileK, work.first_feature);
-    }
+  for (int i = 0; i < S::kWeights; ++i) {
+    hopper::tma_load(shared.slots[slot].w[i], p.w[i], shared.ring.full[slot], p.weight_hint,
+                     (work.first_step + step) * kTileK, work.first_feature);
   }
-  __device__ void load_x(int step, int slot) {
-    hopper::tma_load(shared.slots[slot].x, p.x, shared.ring.full[slot], hopper::L2Hint::kNormal,
-                     (work.first_step + step) * kTileK, 0);
+}
+template <class S>
+__device__ inline void load_x(Shared<S>& shared, const Params& p, const Work& work, int step,
+                              int slot) {
+  hopper::tma_load(shared.slots[slot].x, p.x, shared.ring.full[slot], hopper::L2Hint::kNormal,
+                   (work.first_step + step) * kTileK, 0);
+}
+
+// One lane, in two steps that share no variables: only where a lane is elected right before does
+// the compiler know that what it computes needs no loop over lanes to reach the copy engine.
+
+// Fills the ring, with x where it is there.
+template <class S>
+__device__ void begin_producing(Shared<S>& shared, const Params& p, const Work& work) {
+  for (int step = 0; step < min(S::kStages, work.steps); ++step) {
+    hopper::arrive_expect_bytes(shared.ring.full[step], p.load_bytes);
+    load_weights(shared, p, work, step, step);
+    if (!p.x_is_under_way) load_x(shared, p, work, step, step);
   }
-};
+}
+
+template <class S>
+__device__ void produce(Shared<S>& shared, const Params& p, const Work& work) {
+  const int ahead = min(S::kStages, work.steps);
+  if (p.x_is_under_way) {
+    hopper::wait_for_previous_kernel();
+    for (int step = 0; step < ahead; ++step) load_x(shared, p, work, step, step);
+  }
+  typename S::Position position;
+  position.advance(ahead);
+  for (int step = ahead; step < work.steps; ++step, position.advance()) {
+    shared.ring.produce(position, p.load_bytes);
+    load_weights(shared, p, work, step, position.slot);
+    load_x(shared, p, work, step, position.slot);
+  }
+  hopper::allow_next_kernel();  // whose weights follow these
+}
 
 // Leaves the sums over the CTA's part of K in shared memory.
 template <class S>
@@ -253,17 +253,13 @@ __global__ void __launch_bounds__(kThreads, WeightStreamKernel::kCtasPerSm)
   const uint32_t base = hopper::shared_address(unaligned);
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const Work work(p);
-  Producer<S> producer{shared, p, work};
   const bool produces = hopper::warp_index() == WeightStreamKernel::kConsumerThreads / 32;
-  bool leads = false;
   if (!p.x_is_under_way) hopper::wait_for_previous_kernel();
   if (produces) {
     shared.ring.init_by_warp();
     hopper::fence_barrier_init();
     __syncwarp();
-    leads = hopper::elect_one();
-    if (leads) producer.begin();
-    __syncwarp();
+    if (hopper::elect_one()) begin_producing(shared, p, work);
   } else if (threadIdx.x < S::kWeights * (kRows / 2)) {
     const int weight = threadIdx.x / (kRows / 2), pair = threadIdx.x % (kRows / 2);
     const auto* bias = static_cast<const uint32_t*>(p.bias[weight]);
@@ -273,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, WeightStreamKernel::kCtasPerSm)
   }
   __syncthreads();
   if (produces) {
-    if (leads) producer.go_on();
+    if (hopper::elect_one()) produce(shared, p, work);
     __syncwarp();
   } else {
     consume(shared, p, work);
