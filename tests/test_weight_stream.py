@@ -18,6 +18,7 @@ SPLITS = [0, 1, 2, 4, 8]  # 0: as the config says
 SHAPES = [
     (1, 8, 512), (2, 64, 520), (7, 72, 1000), (8, 136, 4096), (15, 1032, 640), (16, 264, 904),
     (17, 64, 2056), (24, 72, 712), (33, 520, 1544), (63, 136, 513), (64, 1160, 2048),
+    (65, 72, 520), (127, 136, 1032), (130, 264, 1544), (500, 1032, 712),
 ]  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def test_matches_the_definition(
 @pytest.mark.parametrize("split", SPLITS[1:])
 @pytest.mark.parametrize("weights", [1, 2])
 def test_repeats_give_the_same_bits(call: Call, weights: int, split: int) -> None:  # noqa: F811
-    for M in (16, 50):
+    for M in (16, 50, 200):
         args = inputs(M, 8200, 1032)
         if weights == 1:
             args[2] = args[4] = None

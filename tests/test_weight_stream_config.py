@@ -34,13 +34,15 @@ def test_every_product_of_few_tokens(op: str, M: int, N: int, K: int, device: ob
     # Each CTA of a cluster has a step of K, and a cluster fits the device.
     assert config.split in (1, 2, 4, 8)
     assert config.split <= min(config.k_steps, device.sm_count)
-    assert config.ctas == config.tiles * config.split
+    assert config.token_tiles == 1 and config.ctas == config.tiles * config.split
     assert config.weights_stay == (4 * weights * 8 * N * K <= device.l2_bytes)
 
 
-def test_more_tokens_go_to_the_gemm() -> None:
-    assert isinstance(config_of("linear_act", 64, 512, 512, H200), _host.WeightStreamConfig)
-    assert isinstance(config_of("linear_act", 65, 512, 512, H200), _host.GemmConfig)
+def test_more_tokens_go_to_the_gemm_unless_it_leaves_sms_idle() -> None:
+    config = config_of("linear_act", 512, 1024, 4096, H200)
+    assert (config.tokens, config.tiles, config.token_tiles, config.ctas) == (64, 16, 8, 128)
+    assert isinstance(config_of("linear_act", 2048, 4096, 4096, H200), _host.GemmConfig)
+    assert isinstance(config_of("linear_act", 8192, 64, 64, H200), _host.GemmConfig)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ def test_declines_with_a_reason() -> None:
         assert "2^31" in reason(9, 64, 2**31, H200)
         assert "shared memory" in reason(9, 64, 64, small)
         assert reason(0, 64, 64, H200) is None
+        assert reason(9, 0, 64, H200) is None
 
 
 def test_prints_as_json() -> None:

@@ -32,10 +32,13 @@ inline constexpr int kInputGradKernels[] = {2, 4, 5, 6};
 // A product of so few features has a kernel of its own, and no need of whole chunks of 16 bytes.
 inline constexpr int kMaxNarrowFeatures = 8;
 
+// With more, the GEMM has a tile for every SM.
+inline constexpr int64_t kMaxStreamedTokens = 4096;
+
 enum class ProductKernel { kGemm, kWeightStream, kNarrow };
 
 // Few features go to the narrow kernel, few tokens to the one that streams the weights, all others
-// to the GEMM.
+// to the GEMM; but products that leave SMs without a tile of it may be streamed too.
 struct ProductConfig {
   ProductKernel kernel;
   WeightStreamConfig stream;  // of kWeightStream
@@ -76,6 +79,8 @@ constexpr WeightStreamProblem stream_problem(const LinearProblem& p, int weights
   return {p.M, p.N, p.K, weights};
 }
 
+// The kernel of the problem, which is the GEMM only where the weight stream isn't estimated
+// quicker.
 constexpr ProductKernel kernel_of(const LinearProblem& p, int weights) {
   const bool few_tokens = p.M <= WeightStreamKernel::kMaxTokens;
   // Eight features of few tokens are a tile of the weight stream, which splits K.
@@ -115,6 +120,17 @@ constexpr ProductConfig product_config(const LinearProblem& problem, int weights
   } else if (config.kernel == ProductKernel::kGemm) {
     const int kernel = gemm_model::best_of(kernels, product, device, epilogue_clocks).kernel;
     config.gemm = gemm_config_of(kernel, product, device, epilogue_clocks);
+    const WeightStreamProblem streamed = stream_problem(problem, weights);
+    if (problem.M <= kMaxStreamedTokens &&
+        weight_stream_decline_reason(streamed, device) == nullptr) {
+      config.stream = weight_stream_config(streamed, device);
+      // It isn't persistent: more CTAs than SMs would leave a limit on SMs behind.
+      const bool is_quicker =
+          config.stream.clocks < config.gemm.clocks + weight_stream_model::kStartClocks;
+      if (is_quicker && config.stream.ctas() <= device.sm_count) {
+        config.kernel = ProductKernel::kWeightStream;
+      }
+    }
   }
   return config;
 }

@@ -172,6 +172,7 @@ void bind_weight_stream(py::module_& m) {
       .def_readonly("weights", &Config::weights)
       .def_readonly("split", &Config::split)
       .def_readonly("tiles", &Config::tiles)
+      .def_readonly("token_tiles", &Config::token_tiles)
       .def_readonly("k_steps", &Config::k_steps)
       .def_readonly("weights_stay", &Config::weights_stay)
       .def_readonly("clocks", &Config::clocks)

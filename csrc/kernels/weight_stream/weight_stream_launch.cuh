@@ -39,7 +39,7 @@ void launch_kernel(const Operands& operands, const WeightStreamProblem& problem,
     return make_tensor_map(base, kType, {problem.K, rows}, {stride * K::kElementBytes},
                            {kTileK, box_rows}, Swizzle::k128Bytes, L2Promotion::k256Bytes);
   };
-  const int64_t token_rows = weight_stream_model::ceil_div(problem.M, 8) * 8;
+  const int64_t token_rows = weight_stream_model::token_rows(problem);
   Params params{};
   for (int i = 0; i < S::kWeights; ++i) {
     params.w[i] = map(operands.w[i].data, problem.N, operands.w[i].stride, kRows);
@@ -51,6 +51,7 @@ void launch_kernel(const Operands& operands, const WeightStreamProblem& problem,
   params.out_stride = operands.out_stride;
   params.M = static_cast<int32_t>(problem.M);
   params.N = static_cast<int32_t>(problem.N);
+  params.token_tiles = config.token_tiles;
   params.k_steps = config.k_steps;
   params.split = config.split;
   params.load_bytes =

@@ -1,7 +1,8 @@
 // out[M, N] = act(x[M, K] w[N, K]^T + b) of few tokens, and with two weights
 // act(x wg^T + bg) * (x wu^T + bu). The tile is turned around: 64 features of each weight are
 // wgmma's rows and the tokens its columns, so that none of a wgmma is wasted on tokens that aren't
-// there and every byte of the ring is one of a weight or of x.
+// there and every byte of the ring is one of a weight or of x. More tokens than 64 are several
+// tiles, for products too small for the GEMM's.
 //
 // A CTA is five warps, and two CTAs share an SM:
 // - Warps 0 to 3, consumers. They wait for a slot to be full, run wgmma on it and release the slot
@@ -61,13 +62,14 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
 
 struct Params {
   CUtensorMap w[2];     // [N, K], box 64 x 64, 128-byte swizzle; the second only with two weights
-  CUtensorMap x;        // [M, K], box of M rounded up to 8 x 64, likewise
+  CUtensorMap x;        // [M, K], box of M rounded up to 8, or of 64, x 64; likewise
   const void* bias[2];  // [N] in T, 16-byte aligned; or null
   void* out;            // [M, N] in T, rows out_stride elements apart, 16-byte aligned
   void* preact[2];      // [M, N] in T, contiguous, 16-byte aligned: the sums before the activation;
                         // or null
   int64_t out_stride;
   int32_t M, N;  // N a multiple of 8
+  int32_t token_tiles;
   int32_t k_steps;
   int32_t split;        // CTAs of a cluster: 1, 2, 4 or 8, at most k_steps
   uint32_t load_bytes;  // of a K block
@@ -80,12 +82,17 @@ struct Params {
 // What a CTA computes.
 struct Work {
   int32_t first_feature;
+  int32_t first_token, tokens;
   int32_t rank;  // in its cluster
   int32_t first_step, steps;
 
   __device__ explicit Work(const Params& p) {
-    rank = static_cast<int32_t>(blockIdx.x) % p.split;
-    first_feature = static_cast<int32_t>(blockIdx.x) / p.split * kRows;
+    const auto cta = static_cast<int32_t>(blockIdx.x), tile = cta / p.split;
+    rank = cta % p.split;
+    // Neighbours share a weight's rows.
+    first_feature = tile / p.token_tiles * kRows;
+    first_token = tile % p.token_tiles * WeightStreamKernel::kMaxTokens;
+    tokens = min(p.M - first_token, WeightStreamKernel::kMaxTokens);
     first_step = p.k_steps * rank / p.split;
     steps = p.k_steps * (rank + 1) / p.split - first_step;
   }
@@ -104,7 +111,7 @@ template <class S>
 __device__ inline void load_x(Shared<S>& shared, const Params& p, const Work& work, int step,
                               int slot) {
   hopper::tma_load(shared.slots[slot].x, p.x, shared.ring.full[slot], hopper::L2Hint::kNormal,
-                   (work.first_step + step) * kTileK, 0);
+                   (work.first_step + step) * kTileK, work.first_token);
 }
 
 // One lane, in two steps that share no variables: only where a lane is elected right before does
@@ -181,7 +188,7 @@ __device__ void consume(Shared<S>& shared, const Params& p, const Work& work) {
 #pragma unroll
     for (int block = 0; block < S::kTokens / 8; ++block) {
       const int token = 8 * block + threadIdx.x % 4 * 2;
-      if (8 * block >= p.M) break;
+      if (8 * block >= work.tokens) break;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         shared.sums[i][token + j % 2][feature + j / 2 * 8] = sums[i][4 * block + j];
@@ -201,8 +208,9 @@ template <class S>
 __device__ void finish(Shared<S>& shared, const Params& p, const Work& work) {
   using T = typename S::T;
   const int quads = kRows / 4 / p.split;
-  for (int i = threadIdx.x; i < p.M * quads; i += kThreads) {
+  for (int i = threadIdx.x; i < work.tokens * quads; i += kThreads) {
     const int token = i / quads;
+    const int64_t row = work.first_token + token;
     const int feature = 4 * (work.rank * quads + i % quads);
     const int32_t column = work.first_feature + feature;
     if (column >= p.N) continue;
@@ -231,7 +239,7 @@ __device__ void finish(Shared<S>& shared, const Params& p, const Work& work) {
       values[j][0] = sum.x + low.x, values[j][1] = sum.y + low.y;
       values[j][2] = sum.z + high.x, values[j][3] = sum.w + high.y;
       if (p.preact[j] != nullptr) {
-        store_four<T>(static_cast<T*>(p.preact[j]) + int64_t{token} * p.N, column, values[j]);
+        store_four<T>(static_cast<T*>(p.preact[j]) + row * p.N, column, values[j]);
       }
     }
     with_activation(p.activation, [&](auto activation) {
@@ -241,7 +249,7 @@ __device__ void finish(Shared<S>& shared, const Params& p, const Work& work) {
         if constexpr (S::kWeights == 2) values[0][j] *= values[1][j];
       }
     });
-    store_four<T>(static_cast<T*>(p.out) + token * p.out_stride, column, values[0]);
+    store_four<T>(static_cast<T*>(p.out) + row * p.out_stride, column, values[0]);
   }
 }
 
