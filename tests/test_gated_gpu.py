@@ -4,6 +4,7 @@ guards, streams, graphs."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +15,13 @@ import ikbo
 from ikbo._library import library
 from ikbo.testing import assert_matches_definition, definitions
 
-from .cases import Maker
-
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.bfloat16, torch.float16]
 NAN = float("nan")
 OPS = ["gated_linear", "gated_mlp", "linear_act"]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+one_dtype = pytest.mark.parametrize("dtype", DTYPES[:1], ids=str)  # nothing in it depends on it
 every_op = pytest.mark.parametrize("op", OPS)
 every_gated_op = pytest.mark.parametrize("op", OPS[:2])
 
@@ -57,12 +57,22 @@ def guarded(values: Tensor, extra: int = 0) -> Tensor:
     return inside
 
 
+def draw(dtype: torch.dtype, seed: int) -> Callable[..., Tensor]:
+    """Seeded random tensors, drawn on the GPU: these are many and large."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def of_sizes(*sizes: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(sizes, generator=generator, device="cuda") * scale).to(dtype)
+
+    return of_sizes
+
+
 def inputs(
     op: str, dtype: torch.dtype, M: int, N: int, K: int, out_features: int = 72, *,
     activation: str = "silu", bias: bool = True, seed: int = 0,
 ) -> list[Any]:  # fmt: skip
     """The op's arguments, each tensor amid NaN. gated_mlp's N are hidden features."""
-    t = Maker("cuda", dtype, seed)
+    t = draw(dtype, seed)
     into, back = 1 / max(1, K) ** 0.5, 1 / max(1, N) ** 0.5
     x, w_gate, w_up = guarded(t(M, K)), guarded(t(N, K, scale=into)), guarded(t(N, K, scale=into))
     b_gate, b_up = (guarded(t(N)) if bias else None for _ in "gu")
@@ -91,17 +101,17 @@ def with_activation(args: list[Any], activation: str) -> list[Any]:
 # ---- values ------------------------------------------------------------------------------------
 @every_op
 @every_dtype
-@pytest.mark.parametrize("N", [8, 64, 136, 512])
-@pytest.mark.parametrize("K", [1, 7, 64, 65, 866])
+@pytest.mark.parametrize("N", [8, 136, 512])
+@pytest.mark.parametrize("K", [1, 65, 866])
 def test_shapes(op: str, dtype: torch.dtype, K: int, N: int) -> None:
-    for M in (1, 2, 7, 16, 17, 63, 64, 65, 131, 2003):
+    for M in (1, 7, 16, 17, 64, 65, 131, 1003):
         for out_features in (8, 264) if op == "gated_mlp" else (72,):
             args = inputs(op, dtype, M, N, K, out_features)
             check(op, run(op, args), args)
             assert record(op)["config"]["launches"] == (2 if op == "gated_mlp" else 1)
 
 
-@every_dtype
+@one_dtype
 @pytest.mark.parametrize(
     ("op", "problem", "sms", "kernel"),
     [
@@ -133,14 +143,14 @@ def test_several_tiles_a_cta(
 
 
 @every_op
-@every_dtype
+@one_dtype
 def test_more_rows_than_65535(op: str, dtype: torch.dtype) -> None:
     args = inputs(op, dtype, 70_001, 72, 40)
     check(op, run(op, args), args)
 
 
 @every_op
-@every_dtype
+@one_dtype
 @pytest.mark.parametrize("M", [9, 60, 133, 3000])
 def test_repeats_along_a_long_k(op: str, dtype: torch.dtype, M: int) -> None:
     args = inputs(op, dtype, M, 1544, 2056, 520)
@@ -187,7 +197,7 @@ def test_each_bias_on_its_own(dtype: torch.dtype, present: int) -> None:
 
 
 @every_op
-@every_dtype
+@one_dtype
 @pytest.mark.parametrize("shift", [1, 2, 4])
 def test_biases_at_any_address(op: str, dtype: torch.dtype, shift: int) -> None:
     args = inputs(op, dtype, 133, 136, 40)
@@ -208,7 +218,7 @@ def test_biases_at_any_address(op: str, dtype: torch.dtype, shift: int) -> None:
 
 
 @every_op
-@every_dtype
+@one_dtype
 @pytest.mark.parametrize("M", [13, 50, 700])
 def test_nan_stays_in_its_rows(op: str, dtype: torch.dtype, M: int) -> None:
     args = inputs(op, dtype, M, 264, 100, activation="none")
@@ -223,7 +233,7 @@ def test_nan_stays_in_its_rows(op: str, dtype: torch.dtype, M: int) -> None:
 
 
 @every_gated_op
-@every_dtype
+@one_dtype
 @pytest.mark.parametrize("M", [40, 300])
 @pytest.mark.parametrize("quarter", range(4))
 def test_a_wrong_quarter_of_the_columns_cannot_hide(
@@ -244,7 +254,7 @@ def test_a_wrong_quarter_of_the_columns_cannot_hide(
 
 # ---- shapes and strides ------------------------------------------------------------------------
 @every_gated_op
-@every_dtype
+@one_dtype
 @pytest.mark.parametrize("M", [50, 333])
 @pytest.mark.parametrize("N", [8, 72, 136, 1544])
 def test_stacked_weights_equal_separate_ones(op: str, dtype: torch.dtype, N: int, M: int) -> None:
@@ -263,7 +273,7 @@ def test_stacked_weights_equal_separate_ones(op: str, dtype: torch.dtype, N: int
 
 
 @every_op
-@every_dtype
+@one_dtype
 @pytest.mark.parametrize("K", [7, 40, 866])
 def test_weights_of_any_strides(op: str, dtype: torch.dtype, K: int) -> None:
     args = inputs(op, dtype, 300, 264, K)
@@ -283,7 +293,7 @@ def test_weights_of_any_strides(op: str, dtype: torch.dtype, K: int) -> None:
 
 
 @every_op
-@every_dtype
+@one_dtype
 def test_one_weight_row_for_all_features(op: str, dtype: torch.dtype) -> None:
     args = inputs(op, dtype, 50, 64, 24)
     args[1] = args[1][:1].expand(64, 24)
@@ -291,7 +301,7 @@ def test_one_weight_row_for_all_features(op: str, dtype: torch.dtype) -> None:
 
 
 @every_op
-@every_dtype
+@one_dtype
 def test_leading_dimensions(op: str, dtype: torch.dtype) -> None:
     x, *rest = inputs(op, dtype, 210, 136, 40)
     want = run(op, [x, *rest])
@@ -304,7 +314,7 @@ def test_leading_dimensions(op: str, dtype: torch.dtype) -> None:
 
 
 @every_op
-@every_dtype
+@one_dtype
 def test_one_row_has_no_stride(op: str, dtype: torch.dtype) -> None:
     x, *rest = inputs(op, dtype, 1, 64, 37)
     want = run(op, [x, *rest])
@@ -315,8 +325,8 @@ def test_one_row_has_no_stride(op: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("N", range(1, 9))
 def test_few_features(dtype: torch.dtype, N: int) -> None:
     """Rows that begin anywhere; K with and without a rest, shorter and longer than a warp reads."""
-    for M in (1, 63, 65, 2001):
-        for K in (1, 7, 8, 256, 270, 1031):
+    for M in (1, 65, 701):
+        for K in (7, 256, 1031):
             args = inputs("linear_act", dtype, M, N, K, activation="silu")
             out, preact = torch.ops.ikbo.linear_act_fwd(*args)
             check("linear_act", out, args)
@@ -395,7 +405,7 @@ def chain(op: str, layers: list[list[Any]], x: Tensor, *, wait: bool) -> Tensor:
 
 
 @every_op
-@every_dtype
+@one_dtype
 @pytest.mark.parametrize(("M", "N"), [(1, 256), (40, 2056), (200, 256), (2000, 256), (3000, 1032)])
 def test_calls_one_after_another(op: str, dtype: torch.dtype, M: int, N: int) -> None:
     """gated_mlp's second kernel starts before the first has ended: it may neither read what is not
@@ -408,7 +418,7 @@ def test_calls_one_after_another(op: str, dtype: torch.dtype, M: int, N: int) ->
         layers.append(layer)
     want = chain(op, layers, x, wait=True)
     assert bool(want.isfinite().all())
-    for _ in range(50):
+    for _ in range(20):
         assert torch.equal(chain(op, layers, x, wait=False), want)
 
 
@@ -430,7 +440,7 @@ def test_two_streams_at_once(op: str, M: int) -> None:
 
 
 @every_op
-@every_dtype
+@one_dtype
 @pytest.mark.parametrize("M", [50, 500])
 def test_graph_replay_with_other_inputs(op: str, dtype: torch.dtype, M: int) -> None:
     first, second = (inputs(op, dtype, M, 264, 130, 520, seed=seed) for seed in range(2))
@@ -480,7 +490,7 @@ def check_gradients(op: str, args: list[Any]) -> None:
     def gradients(function: Any, of: list[Any]) -> list[Tensor]:
         leaves = leaves_of(of)
         out = function(*leaves)
-        grad = Maker("cuda", torch.float64, seed=1)(*out.shape).to(args[0].dtype).to(out.dtype)
+        grad = draw(args[0].dtype, seed=1)(*out.shape).to(out.dtype)
         return list(torch.autograd.grad(out, tensors_of(leaves), grad))
 
     ours = gradients(getattr(torch.ops.ikbo, op), args)
@@ -552,7 +562,7 @@ def test_odd_input_features_leave_their_gradient_to_the_library(
 
 
 @every_op
-@every_dtype
+@one_dtype
 def test_backward_twice(op: str, dtype: torch.dtype) -> None:
     leaves = leaves_of(inputs(op, dtype, 300, 264, 72, 136, activation="silu"))
     out = call(op, leaves)
@@ -575,10 +585,12 @@ def test_backward_of_no_rows(op: str) -> None:
 @every_op
 def test_decode_shapes(op: str) -> None:
     """Weights that don't fit L2, and what of DeepGEMM's #84 and its kind fails at few rows."""
+    x, *rest = inputs(op, torch.bfloat16, 64, 11008, 4096, 4096, activation="gelu_tanh")
+    exact = getattr(definitions, op)(*wide([x, *rest]))
     for M in (1, 2, 8, 16, 32, 33, 64):
-        args = inputs(op, torch.bfloat16, M, 11008, 4096, 4096, activation="gelu_tanh")
+        args = [x[:M], *rest]
         out = run(op, args)
-        check(op, out, args)
+        assert_matches_definition(out, exact[:M], getattr(definitions, op)(*args))
         for _ in range(3):
             assert torch.equal(out, call(op, args))
 

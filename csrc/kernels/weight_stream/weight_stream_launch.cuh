@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <type_traits>
 #include <utility>
 
@@ -51,9 +52,10 @@ void launch_kernel(const Operands& operands, const WeightStreamProblem& problem,
   params.out_stride = operands.out_stride;
   params.M = static_cast<int32_t>(problem.M);
   params.N = static_cast<int32_t>(problem.N);
-  params.token_tiles = config.token_tiles;
+  params.token_tiles = FastDivisor(config.token_tiles);
   params.k_steps = config.k_steps;
   params.split = config.split;
+  params.split_log2 = std::countr_zero(static_cast<unsigned>(config.split));
   params.load_bytes =
       static_cast<uint32_t>((kRows * S::kWeights + token_rows) * kTileK * K::kElementBytes);
   params.weight_hint = config.weights_stay ? hopper::L2Hint::kNormal : hopper::L2Hint::kEvictFirst;

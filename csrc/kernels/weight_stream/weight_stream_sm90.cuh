@@ -16,6 +16,7 @@
 #pragma once
 
 #include "config/activation.h"
+#include "config/fast_divisor.h"
 #include "config/weight_stream.h"
 #include "hopper/cluster.cuh"
 #include "hopper/dependent_launch.cuh"
@@ -69,9 +70,10 @@ struct Params {
                         // or null
   int64_t out_stride;
   int32_t M, N;  // N a multiple of 8
-  int32_t token_tiles;
+  FastDivisor token_tiles;
   int32_t k_steps;
-  int32_t split;        // CTAs of a cluster: 1, 2, 4 or 8, at most k_steps
+  int32_t split;  // CTAs of a cluster: 1, 2, 4 or 8, at most k_steps
+  int32_t split_log2;
   uint32_t load_bytes;  // of a K block
   hopper::L2Hint weight_hint;
   Activation activation;
@@ -87,14 +89,15 @@ struct Work {
   int32_t first_step, steps;
 
   __device__ explicit Work(const Params& p) {
-    const auto cta = static_cast<int32_t>(blockIdx.x), tile = cta / p.split;
-    rank = cta % p.split;
+    const auto cta = static_cast<int32_t>(blockIdx.x), tile = cta >> p.split_log2;
+    rank = cta & (p.split - 1);
     // Neighbours share a weight's rows.
-    first_feature = tile / p.token_tiles * kRows;
-    first_token = tile % p.token_tiles * WeightStreamKernel::kMaxTokens;
+    const int32_t feature_tile = p.token_tiles.divide(tile);
+    first_feature = feature_tile * kRows;
+    first_token = p.token_tiles.remainder(tile, feature_tile) * WeightStreamKernel::kMaxTokens;
     tokens = min(p.M - first_token, WeightStreamKernel::kMaxTokens);
-    first_step = p.k_steps * rank / p.split;
-    steps = p.k_steps * (rank + 1) / p.split - first_step;
+    first_step = p.k_steps * rank >> p.split_log2;
+    steps = (p.k_steps * (rank + 1) >> p.split_log2) - first_step;
   }
 };
 
@@ -207,11 +210,12 @@ __device__ inline void store_four(void* row, int32_t column, const float (&value
 template <class S>
 __device__ void finish(Shared<S>& shared, const Params& p, const Work& work) {
   using T = typename S::T;
-  const int quads = kRows / 4 / p.split;
-  for (int i = threadIdx.x; i < work.tokens * quads; i += kThreads) {
-    const int token = i / quads;
+  const int quads_log2 = 4 - p.split_log2;
+  static_assert(kRows / 4 == 1 << 4);
+  for (int i = threadIdx.x; i < work.tokens << quads_log2; i += kThreads) {
+    const int token = i >> quads_log2, quad = i & ((1 << quads_log2) - 1);
     const int64_t row = work.first_token + token;
-    const int feature = 4 * (work.rank * quads + i % quads);
+    const int feature = 4 * ((work.rank << quads_log2) + quad);
     const int32_t column = work.first_feature + feature;
     if (column >= p.N) continue;
     float4 parts[S::kWeights][WeightStreamKernel::kMaxSplit];
