@@ -36,8 +36,31 @@ def linear_compression(B: int, U: int, M: int, N: int, Kc: int, Ku: int, activat
     torch.ops.ikbo.linear_compression_add(e_cand, w_cand, part, bias, users)
 
 
+def gated(M: int, N: int, K: int, out_features: int, activation: str) -> None:
+    """Weights with odd row strides are packed first."""
+    x, w_gate, w_up = (
+        torch.randn(rows, (K + 7) // 8 * 8, dtype=torch.bfloat16, device="cuda")[:, :K]
+        for rows in (M, N, N)
+    )
+    w_down = torch.randn(out_features, N, dtype=torch.bfloat16, device="cuda")
+    bias = torch.randn(N, dtype=torch.bfloat16, device="cuda")
+    mlp = (x, w_gate, w_up.contiguous(), bias, None, w_down, None, activation)
+    torch.ops.ikbo.gated_mlp(*mlp)
+    out, *saved = torch.ops.ikbo.gated_mlp_fwd(*mlp)
+    torch.ops.ikbo.gated_mlp_bwd(out, x, w_gate, w_up, w_down, *saved, activation, 0b1111111)
+    out, preact = torch.ops.ikbo.linear_act_fwd(x, w_gate, bias, activation)
+    torch.ops.ikbo.linear_act_bwd(out, x, w_gate, preact, activation, 0b111)
+    torch.ops.ikbo.linear_act(x, w_gate[:3], None, activation)
+
+
 def main() -> None:
     with ikbo.strict():
+        gated(5, 72, 1030, 136, "silu")
+        gated(33, 72, 77, 136, "gelu")
+        gated(65, 8816, 1487, 136, "silu")
+        gated(13384, 80, 66, 136, "relu2")
+        gated(4659, 408, 82, 776, "gelu_tanh")
+        gated(300, 264, 136, 200, "gelu")
         linear_compression(9, 2, 65, 72, 77, 9, "gelu")
         linear_compression(150, 7, 128, 64, 70, 130, "none")
         linear_compression(700, 7, 433, 64, 70, 66, "silu")

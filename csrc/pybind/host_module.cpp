@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "config/concat_linear.h"
+#include "config/gated.h"
 #include "config/gemm.h"
 #include "config/group_candidates.h"
 #include "config/linear_compression.h"
@@ -150,6 +152,107 @@ void bind_concat_linear(py::module_& m) {
       py::arg("B"), py::arg("U"), py::arg("N"), py::arg("Kc"), py::arg("Ku"), py::arg("device"));
 }
 
+void require_kernel(const ikbo::LinearProblem& problem, const char* decline_reason) {
+  if (problem.M < 1 || problem.N < 1 || decline_reason != nullptr) {
+    throw py::value_error("a problem without an output, or one that is declined");
+  }
+}
+
+// A GemmConfig or a WeightStreamConfig; None for the narrow kernel, which has nothing to configure.
+py::object product_of(const ikbo::ProductConfig& config) {
+  if (config.kernel == ikbo::ProductKernel::kGemm) return py::cast(config.gemm);
+  if (config.kernel == ikbo::ProductKernel::kWeightStream) return py::cast(config.stream);
+  return py::none();
+}
+
+void bind_weight_stream(py::module_& m) {
+  using Config = ikbo::WeightStreamConfig;
+  py::class_<Config>(m, "WeightStreamConfig")
+      .def_readonly("tokens", &Config::tokens)
+      .def_readonly("weights", &Config::weights)
+      .def_readonly("split", &Config::split)
+      .def_readonly("tiles", &Config::tiles)
+      .def_readonly("token_tiles", &Config::token_tiles)
+      .def_readonly("k_steps", &Config::k_steps)
+      .def_readonly("weights_stay", &Config::weights_stay)
+      .def_readonly("clocks", &Config::clocks)
+      .def_property_readonly("ctas", &Config::ctas)
+      .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
+}
+
+void bind_gated(py::module_& m) {
+  using ikbo::DeviceLimits;
+  using ikbo::GatedLinearConfig;
+  using ikbo::GatedMlpConfig;
+  using ikbo::LinearActConfig;
+  py::class_<LinearActConfig>(m, "LinearActConfig")
+      .def_property_readonly(
+          "product", [](const LinearActConfig& config) { return product_of(config.product); })
+      .def_property_readonly("launches", &LinearActConfig::launches)
+      .def("__repr__", [](const LinearActConfig& config) { return ikbo::to_json(config); });
+  py::class_<GatedLinearConfig>(m, "GatedLinearConfig")
+      .def_property_readonly(
+          "product", [](const GatedLinearConfig& config) { return product_of(config.product); })
+      .def_property_readonly("launches", &GatedLinearConfig::launches)
+      .def("__repr__", [](const GatedLinearConfig& config) { return ikbo::to_json(config); });
+  py::class_<GatedMlpConfig>(m, "GatedMlpConfig")
+      .def_property_readonly("hidden",
+                             [](const GatedMlpConfig& config) { return product_of(config.hidden); })
+      .def_property_readonly("down",
+                             [](const GatedMlpConfig& config) { return product_of(config.down); })
+      .def_property_readonly("launches", &GatedMlpConfig::launches)
+      .def("__repr__", [](const GatedMlpConfig& config) { return ikbo::to_json(config); });
+  const auto bind_one = [&m](const std::string& op, auto decline_reason, auto config) {
+    m.def((op + "_decline_reason").c_str(),
+          [=](int64_t M, int64_t N, int64_t K, const DeviceLimits& device) {
+            return decline_reason({M, N, K}, device);
+          },
+          py::arg("M"), py::arg("N"), py::arg("K"), py::arg("device"));
+    m.def((op + "_config").c_str(),
+          [=](int64_t M, int64_t N, int64_t K, const DeviceLimits& device) {
+            require_kernel({M, N, K}, decline_reason({M, N, K}, device));
+            return config({M, N, K}, device);
+          },
+          py::arg("M"), py::arg("N"), py::arg("K"), py::arg("device"));
+  };
+  bind_one("linear_act", &ikbo::linear_act_decline_reason, &ikbo::linear_act_config);
+  bind_one("gated_linear", &ikbo::gated_linear_decline_reason, &ikbo::gated_linear_config);
+  using ikbo::GatedGradConfig;
+  py::class_<GatedGradConfig>(m, "GatedGradConfig")
+      .def_property_readonly("hidden",
+                             [](const GatedGradConfig& config) {
+                               return config.has_hidden ? std::optional(config.hidden)
+                                                        : std::nullopt;
+                             })
+      .def_property_readonly("input",
+                             [](const GatedGradConfig& config) {
+                               return config.has_input ? std::optional(config.input) : std::nullopt;
+                             })
+      .def("__repr__", [](const GatedGradConfig& config) { return ikbo::to_json(config); });
+  m.def(
+      "gated_grad_config",
+      [](int64_t M, int64_t N, int64_t K, int64_t out_features, bool wants_input,
+         const DeviceLimits& device) {
+        require_kernel({M, N, K}, ikbo::gated_grad_decline_reason({M, N, K}));
+        return ikbo::gated_grad_config({M, N, K}, out_features, wants_input, device);
+      },
+      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("out_features"), py::arg("wants_input"),
+      py::arg("device"));
+  m.def(
+      "gated_mlp_decline_reason",
+      [](int64_t M, int64_t N, int64_t K, int64_t out_features, const DeviceLimits& device) {
+        return ikbo::gated_mlp_decline_reason({M, N, K}, out_features, device);
+      },
+      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("out_features"), py::arg("device"));
+  m.def(
+      "gated_mlp_config",
+      [](int64_t M, int64_t N, int64_t K, int64_t out_features, const DeviceLimits& device) {
+        require_kernel({M, N, K}, ikbo::gated_mlp_decline_reason({M, N, K}, out_features, device));
+        return ikbo::gated_mlp_config({M, N, K}, out_features, device);
+      },
+      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("out_features"), py::arg("device"));
+}
+
 void bind_column_schedule(py::module_& m) {
   using Schedule = ikbo::ColumnSchedule;
   py::class_<Schedule>(m, "ColumnSchedule")
@@ -243,6 +346,8 @@ PYBIND11_MODULE(_host, m) {
   bind_tile_order(m);
   bind_gemm(m);
   bind_concat_linear(m);
+  bind_weight_stream(m);
+  bind_gated(m);
   bind_column_schedule(m);
   bind_linear_compression(m);
   using Config = ikbo::GroupCandidatesConfig;

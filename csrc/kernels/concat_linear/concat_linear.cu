@@ -32,10 +32,9 @@ void run_user_product(const ConcatLinearParams& p, const ConcatLinearProblem& pr
   join.rows = static_cast<int32_t>(problem.U);
   join.columns = static_cast<int32_t>(problem.N);
   join.n_users = 1;
-  join.starts_next = true;
   const gemm::Operands operands{p.x_user.data,       p.w_user.data,       p.product,
                                 p.x_user.row_stride, p.w_user.row_stride, problem.N};
-  gemm::run_join<T>(operands, product, config.users, join, nullptr, false, stream);
+  gemm::run_join<T>(operands, product, config.users, join, nullptr, stream);
 }
 
 template <class T>
@@ -52,10 +51,16 @@ void run(const ConcatLinearParams& p, const ConcatLinearProblem& problem,
   join.columns = static_cast<int32_t>(problem.N);
   join.n_users = static_cast<int32_t>(problem.U);
   join.activation = p.activation;
-  const gemm::Operands operands{p.x_cand.data,       p.w_cand.data,       p.out,
-                                p.x_cand.row_stride, p.w_cand.row_stride, p.out_stride};
+  const gemm::Operands operands{
+      p.x_cand.data,
+      p.w_cand.data,
+      p.out,
+      p.x_cand.row_stride,
+      p.w_cand.row_stride,
+      p.out_stride,
+      config.waits_for_users() ? gemm::Ahead::kPart : gemm::Ahead::kAnything};
   gemm::run_join<T>(operands, concat_linear_model::candidates_product(problem), config.candidates,
-                    join, p.preact, config.waits_for_users(), stream);
+                    join, p.preact, stream);
 }
 
 }  // namespace
