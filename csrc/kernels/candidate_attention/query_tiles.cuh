@@ -1,0 +1,142 @@
+// Which query rows a CTA works on. All query rows of a user's candidates are one run (there is no
+// mask between candidates, so a tile needs no candidate's borders); each run is cut into tiles of
+// its own.
+#pragma once
+
+#include <cstdint>
+
+#include "hopper/mbarrier.cuh"
+#include "hopper/ring_position.cuh"
+
+namespace ikbo::attention {
+
+// The rows of one tile and the keys they attend to.
+struct QueryTile {
+  int32_t head;                      // -1: there is no more tile
+  int32_t first_row;                 // of B * S
+  int32_t rows;                      // at most kTileM
+  int32_t kv_batch, kv_row, kv_len;  // keys kv_row ... of the batch item; kv_len < 0: not in range
+
+  __device__ bool is_last() const { return head < 0; }
+  __device__ int32_t key_tiles(int32_t tile_n) const {
+    return kv_len <= 0 ? 0 : (kv_len + tile_n - 1) / tile_n;
+  }
+};
+
+// What gives users their runs and their keys.
+struct UserRuns {
+  const int32_t* user_offsets;  // [U + 1], in candidates
+  const int32_t* kv_start;      // [U] rows of a flat K and V, or null: user u has batch item u
+  const int32_t* kv_len;        // [U] or null: all L
+  int32_t U, B, S, H;
+  int32_t L;  // rows of a batch item; of flat K and V, all of them
+
+  // Candidates of user u; those without a user come last and count as user U.
+  __device__ int32_t first_candidate(int32_t u) const { return u <= U ? user_offsets[u] : B; }
+};
+
+// A warp's view of the tiles of all runs, in the order of users. Neighbouring tiles have the same
+// keys, so CTAs that take neighbours share them in L2.
+template <int kTileM>
+class TileFinder {
+ public:
+  __device__ explicit TileFinder(const UserRuns& runs) : runs_(runs) {
+    int32_t tiles = 0;
+    for (int32_t first = 0; first <= runs.U; first += 32) tiles += tiles_of(first + lane());
+    total_ = __reduce_add_sync(0xffffffffu, tiles);
+    load(0, 0);
+  }
+
+  // Of one head.
+  __device__ int32_t tiles() const { return total_; }
+
+  // Tile `index` < tiles(). All lanes.
+  __device__ QueryTile find(int32_t index) {
+    if (index < before_) load(0, 0);
+    while (index >= before_ + __shfl_sync(0xffffffffu, inclusive_, 31)) {
+      load(first_user_ + 32, before_ + __shfl_sync(0xffffffffu, inclusive_, 31));
+    }
+    const uint32_t past = __ballot_sync(0xffffffffu, before_ + inclusive_ > index);
+    const int owner = __ffs(static_cast<int>(past)) - 1;
+    const int32_t of_user = index - before_ - __shfl_sync(0xffffffffu, inclusive_ - tiles_, owner);
+    const int32_t user = first_user_ + owner;
+    const int32_t first_row = runs_.first_candidate(user) * runs_.S;
+    const int32_t end_row = runs_.first_candidate(user + 1) * runs_.S;
+    QueryTile tile{};
+    tile.first_row = first_row + of_user * kTileM;
+    tile.rows = min(kTileM, end_row - tile.first_row);
+    if (user == runs_.U) return tile;  // no keys
+    tile.kv_batch = runs_.kv_start != nullptr ? 0 : user;
+    tile.kv_row = runs_.kv_start != nullptr ? runs_.kv_start[user] : 0;
+    tile.kv_len = runs_.kv_len != nullptr ? runs_.kv_len[user] : runs_.L;
+    const bool in_range =
+        tile.kv_len >= 0 && tile.kv_row >= 0 && int64_t{tile.kv_row} + tile.kv_len <= runs_.L;
+    if (!in_range) tile.kv_len = -1;
+    return tile;
+  }
+
+ private:
+  __device__ static int lane() { return threadIdx.x % 32; }
+  __device__ int32_t tiles_of(int32_t user) const {
+    if (user > runs_.U) return 0;
+    const int64_t rows =
+        int64_t{runs_.first_candidate(user + 1) - runs_.first_candidate(user)} * runs_.S;
+    return static_cast<int32_t>((rows + kTileM - 1) / kTileM);
+  }
+  __device__ void load(int32_t first_user, int32_t before) {
+    first_user_ = first_user;
+    before_ = before;
+    tiles_ = inclusive_ = tiles_of(first_user + lane());
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t other = __shfl_up_sync(0xffffffffu, inclusive_, step);
+      if (lane() >= step) inclusive_ += other;
+    }
+  }
+
+  const UserRuns& runs_;
+  int32_t total_ = 0;
+  int32_t first_user_ = 0;  // of the 32 users at hand, a lane each
+  int32_t before_ = 0;      // tiles of the users before them
+  int32_t tiles_ = 0;       // of the lane's user
+  int32_t inclusive_ = 0;   // of the users up to it
+};
+
+// Hands tiles from the warp that finds them to those that work on them.
+template <int kSlots, int kReaders>
+struct TileRing {
+  using Position = hopper::RingPosition<kSlots>;
+  hopper::Barrier full[kSlots];
+  hopper::Barrier empty[kSlots];
+  QueryTile tiles[kSlots];
+
+  __device__ void init() {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      hopper::init(full[slot], 1);
+      hopper::init(empty[slot], kReaders);
+    }
+  }
+  // By one thread.
+  __device__ void write(const Position& position, const QueryTile& tile) {
+    hopper::wait(empty[position.slot], position.phase ^ 1);
+    tiles[position.slot] = tile;
+    hopper::arrive(full[position.slot]);
+  }
+  // By each reader, which is a thread.
+  __device__ QueryTile read_alone(const Position& position) {
+    hopper::wait(full[position.slot], position.phase);
+    const QueryTile tile = tiles[position.slot];
+    hopper::arrive(empty[position.slot]);
+    return tile;
+  }
+  // By each reader, which is a warp.
+  __device__ QueryTile read(const Position& position) {
+    hopper::wait(full[position.slot], position.phase);
+    const QueryTile tile = tiles[position.slot];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) hopper::arrive(empty[position.slot]);
+    return tile;
+  }
+};
+
+}  // namespace ikbo::attention
