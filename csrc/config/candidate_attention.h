@@ -1,9 +1,13 @@
-// The compiled kernels of candidate attention.
+// Which kernel candidate attention gets: a pure function of problem and device, tested on the CPU.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <limits>
+#include <string>
+
+#include "config/device_limits.h"
 
 namespace ikbo {
 
@@ -67,5 +71,60 @@ static_assert(AttentionKernel::kWarpGroupThreads *
                   (AttentionKernel::kOtherRegisters +
                    AttentionKernel::kConsumers * AttentionKernel::kConsumerRegisters) <=
               AttentionKernel::kRegistersPerSm);
+
+struct AttentionProblem {
+  int64_t B, S, H, D, Dv, U;
+};
+
+struct AttentionConfig {
+  int kernel;     // index in kAttentionKernels
+  int ctas;       // persistent, at most one an SM
+  bool reorders;  // queries and results pass through copies grouped by user
+};
+
+// Why no kernel takes the problem, or nullptr. Sizes aren't negative.
+constexpr const char* attention_decline_reason(const AttentionProblem& problem,
+                                               const DeviceLimits& device) {
+  constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+  if (problem.D % 8 != 0 || problem.Dv % 8 != 0 || problem.Dv == 0) {
+    return "head sizes that are not multiples of 8, which TMA needs";
+  }
+  // Nor may a run's end, rounded up to tiles, leave int32.
+  if (problem.S != 0 && problem.B > (kMaxSize - AttentionKernel::kTileM) / problem.S) {
+    return "2^31 query rows or more, which TMA coordinates can't hold";
+  }
+  const AttentionKernel& largest = kAttentionKernels[kAttentionKernelCount - 1];
+  if (problem.D > largest.head_qk || problem.Dv > largest.head_v) return "heads larger than 256";
+  if (largest.shared_bytes() > device.max_shared_bytes_per_cta) {
+    return "a device without the shared memory of the kernels";
+  }
+  return nullptr;
+}
+
+// For a problem without a decline reason: the smallest heads that hold the problem's.
+constexpr AttentionConfig attention_config(const AttentionProblem& problem,
+                                           const DeviceLimits& device) {
+  AttentionConfig config{};
+  while (kAttentionKernels[config.kernel].head_qk < problem.D ||
+         kAttentionKernels[config.kernel].head_v < problem.Dv) {
+    ++config.kernel;
+  }
+  // Each user's run, and the rows without a user, may end in a tile that isn't full.
+  const int64_t tiles =
+      (problem.B * problem.S / AttentionKernel::kTileM + problem.U + 1) * problem.H;
+  config.ctas = static_cast<int>(std::min<int64_t>(tiles, device.sm_count));
+  return config;
+}
+
+// For explain: the config as JSON.
+inline std::string to_json(const AttentionConfig& config) {
+  const AttentionKernel& kernel = kAttentionKernels[config.kernel];
+  return "{\"kernel\": \"candidate_attention_sm90_" + std::to_string(kernel.head_qk) + "_" +
+         std::to_string(kernel.head_v) + "_" + std::to_string(AttentionKernel::kTileM) + "x" +
+         std::to_string(kernel.tile_n) + "\", \"stages\": " + std::to_string(kernel.stages) +
+         ", \"shared_bytes\": " + std::to_string(kernel.shared_bytes()) +
+         ", \"ctas\": " + std::to_string(config.ctas) +
+         ", \"reorders\": " + (config.reorders ? "true" : "false") + "}";
+}
 
 }  // namespace ikbo

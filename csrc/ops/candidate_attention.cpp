@@ -1,7 +1,11 @@
+#include "kernels/candidate_attention/candidate_attention.h"
+
 #include <cmath>
 
+#include "launch/stream.h"
 #include "ops/candidate_attention_reference.h"
 #include "ops/checks.h"
+#include "ops/operands.h"
 #include "ops/ops.h"
 #include "ops/record.h"
 
@@ -82,6 +86,137 @@ Tensor allocate_out(const CandidateAttention& p) {
   return empty(out_sizes(p), p.q.scalar_type(), p.q);
 }
 
+AttentionProblem kernel_problem(const CandidateAttention& p) {
+  return {p.B(), p.S(), p.H(), p.D(), p.Dv(), p.map.n_users};
+}
+
+// Whether the copy engine takes a tensor's heads: elements side by side, all strides of dimensions
+// that have any a multiple of 16 bytes, none of them 0.
+bool has_aligned_heads(const Tensor& t) {
+  for (int64_t dim = 0; dim < t.dim(); ++dim) {
+    if (t.size(dim) <= 1) continue;
+    const bool fits =
+        dim + 1 == t.dim() ? t.stride(dim) == 1 : t.stride(dim) > 0 && t.stride(dim) % 8 == 0;
+    if (!fits) return false;
+  }
+  return is_aligned(t);
+}
+
+// Whether the rows of all candidates are evenly apart.
+bool has_one_row_stride(const Tensor& q) {
+  return q.size(0) <= 1 || q.size(1) <= 1 || q.stride(0) == q.size(1) * q.stride(1);
+}
+
+// A dimension's stride; where there is no second element, torch's may be anything.
+int64_t stride_or(const Tensor& t, int64_t dim, int64_t fallback) {
+  return t.size(dim) > 1 ? t.stride(dim) : fallback;
+}
+
+// Why the kernels don't take the call, or nullptr.
+const char* decline_reason(const CandidateAttention& p, const Tensor& out) {
+  if (!is_hopper_16_bit(p.q)) return "not a Hopper GPU, or not float16 or bfloat16";
+  const DeviceLimits device = device_limits(p.q.get_device_index());
+  if (const char* reason = attention_decline_reason(kernel_problem(p), device)) return reason;
+  if (p.n_keys() > std::numeric_limits<int32_t>::max()) return "2^31 keys or more";
+  if (!has_aligned_heads(p.k) || !has_aligned_heads(p.v)) {
+    return "k or v whose heads don't lie side by side at multiples of 16 bytes";
+  }
+  if (!out.is_contiguous() || !is_aligned(out)) {
+    return "an out that isn't contiguous from a multiple of 16 bytes on";
+  }
+  return nullptr;
+}
+
+// kv_start or kv_len in int32; values that it can't hold stay out of range.
+OptTensor as_int32(const OptTensor& t) {
+  if (!t || t->scalar_type() == ScalarType::Int) {
+    return t && !t->is_contiguous() ? OptTensor(contiguous_copy(*t)) : t;
+  }
+  const Tensor low = scalar(-1, ScalarType::Long, *t);
+  const Tensor high = scalar(std::numeric_limits<int32_t>::max(), ScalarType::Long, *t);
+  return cast(aten("aten::minimum", "", aten("aten::maximum", "", *t, low), high), ScalarType::Int);
+}
+
+// lse has size 0 where it isn't asked for.
+void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
+                 const Tensor& lse) {
+  const int device = p.q.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const bool wants_lse = lse.numel() > 0;
+  // The kernel works on rows grouped by user.
+  Tensor q = p.q, users = p.map.cand_to_user, grouped_out = out, grouped_lse = lse;
+  OptTensor order = p.map.order, offsets = p.map.user_offsets;
+  if (!offsets) {
+    const auto [found_order, found_offsets] = grouping_of(p.map);
+    order = found_order;
+    offsets = found_offsets;
+  }
+  AttentionConfig config = attention_config(kernel_problem(p), device_limits(device));
+  config.reorders = order.has_value();
+  if (order) {
+    q = index_select(q, 0, *order);
+    users = index_select(users, 0, *order);
+    grouped_out = empty(out_sizes(p), out.scalar_type(), out);
+    if (wants_lse) grouped_lse = empty(sizes_of(lse), lse.scalar_type(), lse);
+  }
+  if (!has_aligned_heads(q) || !has_one_row_stride(q)) q = contiguous_copy(q);
+  const Tensor starts_at_offsets = offsets->is_contiguous() ? *offsets : contiguous_copy(*offsets);
+  const OptTensor kv_start = as_int32(p.kv_start), kv_len = as_int32(p.kv_len);
+
+  AttentionOperands o{};
+  o.type = q.scalar_type() == ScalarType::BFloat16 ? ElementType::kBfloat16 : ElementType::kFloat16;
+  o.B = p.B(), o.S = p.S(), o.H = p.H(), o.Hk = p.Hk(), o.D = p.D(), o.Dv = p.Dv();
+  o.U = p.map.n_users;
+  o.q = q.const_data_ptr();
+  o.q_head_stride = stride_or(q, 2, p.D());
+  const int64_t row_stride = stride_or(q, 0, p.S() * p.H() * p.D()) / p.S();
+  o.q_row_stride = stride_or(q, 1, row_stride);
+  const auto keys = [&](const Tensor& t, int64_t head_size, const void*& data, int64_t& batch,
+                        int64_t& row, int64_t& head) {
+    const int64_t rows = t.dim() - 3;
+    data = t.const_data_ptr();
+    head = stride_or(t, rows + 1, head_size);
+    row = stride_or(t, rows, p.Hk() * head);
+    batch = p.flat() ? t.size(0) * row : stride_or(t, 0, t.size(1) * row);
+  };
+  keys(p.k, p.D(), o.k, o.k_batch_stride, o.k_row_stride, o.k_head_stride);
+  keys(p.v, p.Dv(), o.v, o.v_batch_stride, o.v_row_stride, o.v_head_stride);
+  o.kv_batches = p.flat() ? 1 : p.k.size(0);
+  o.kv_rows = p.flat() ? p.k.size(0) : p.k.size(1);
+  o.cand_to_user = users.const_data_ptr<int32_t>();
+  o.user_offsets = starts_at_offsets.const_data_ptr<int32_t>();
+  if (kv_start) o.kv_start = kv_start->const_data_ptr<int32_t>();
+  if (kv_len) o.kv_len = kv_len->const_data_ptr<int32_t>();
+  o.out = grouped_out.mutable_data_ptr();
+  if (wants_lse) o.lse = grouped_lse.mutable_data_ptr<float>();
+  o.scale = static_cast<float>(p.scale);
+
+  paths.kernel(config);
+  run_candidate_attention(o, config, current_stream(device));
+  if (order) {
+    const Tensor rows = cast(*order, ScalarType::Long);
+    aten("aten::index_copy_", "", out, int64_t{0}, rows, grouped_out);
+    if (wants_lse) aten("aten::index_copy_", "", lse, int64_t{0}, rows, grouped_lse);
+  }
+}
+
+// Writes out; returns lse where asked for, else a tensor of size 0.
+Tensor compute(OpPaths& paths, const CandidateAttention& p, const Tensor& out, bool wants_lse) {
+  if (p.q.is_cuda() && out.numel() > 0) {
+    const char* reason = decline_reason(p, out);
+    if (reason == nullptr) {
+      const Tensor lse =
+          wants_lse ? empty({p.B(), p.H(), p.S()}, p.sums(), p.q) : nothing(p.sums(), p.q);
+      run_kernels(paths, p, out, lse);
+      return lse;
+    }
+    paths.reference(reason);
+  } else if (!p.q.is_cuda()) {
+    paths.cpu();
+  }
+  return candidate_attention_reference(p, out, wants_lse);
+}
+
 constexpr const char* kNoKernel = "no Hopper kernel for this op";
 
 }  // namespace
@@ -95,8 +230,8 @@ void candidate_attention_out(const Tensor& q, const Tensor& k, const Tensor& v,
   const CandidateAttention p =
       check_inputs(op, q, k, v, kv_start, kv_len, cand_to_user, user_offsets, order, scale);
   check_out(op, out, out_sizes(p), q.scalar_type(), q);
-  IKBO_RECORD_REFERENCE(op, q.is_cuda(), kNoKernel);
-  candidate_attention_reference(p, out, /*want_lse=*/false);
+  static OpPaths paths(op);
+  compute(paths, p, out, /*wants_lse=*/false);
 }
 
 Tensor candidate_attention(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -107,9 +242,8 @@ Tensor candidate_attention(const Tensor& q, const Tensor& k, const Tensor& v,
   const CandidateAttention p =
       check_inputs(op, q, k, v, kv_start, kv_len, cand_to_user, user_offsets, order, scale);
   const Tensor out = allocate_out(p);
-  if (out.numel() == 0) return out;
-  IKBO_RECORD_REFERENCE(op, q.is_cuda(), kNoKernel);
-  candidate_attention_reference(p, out, /*want_lse=*/false);
+  static OpPaths paths(op);
+  if (out.numel() > 0) compute(paths, p, out, /*wants_lse=*/false);
   return out;
 }
 
@@ -121,8 +255,8 @@ Tensors2 candidate_attention_fwd(const Tensor& q, const Tensor& k, const Tensor&
   const CandidateAttention p =
       check_inputs(op, q, k, v, kv_start, kv_len, cand_to_user, user_offsets, order, scale);
   const Tensor out = allocate_out(p);
-  IKBO_RECORD_REFERENCE(op, q.is_cuda(), kNoKernel);
-  const Tensor lse = candidate_attention_reference(p, out, /*want_lse=*/true);
+  static OpPaths paths(op);
+  const Tensor lse = compute(paths, p, out, /*wants_lse=*/true);
   return {out, lse};
 }
 

@@ -31,4 +31,8 @@ struct AttentionOperands {
   float scale;
 };
 
+void run_candidate_attention(const AttentionOperands& operands, const AttentionConfig& config,
+                             cudaStream_t stream);
+void load_candidate_attention();
+
 }  // namespace ikbo

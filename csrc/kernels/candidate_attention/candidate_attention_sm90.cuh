@@ -371,6 +371,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         multiply_q_k<S>(scores, q, k_at(at_k.slot));
         hopper::wgmma_commit();
         shared.ring_v.wait_full(at_v);
+        hopper::wgmma_fence();
         multiply_weights_v<S>(outputs, weights, v_at(at_v.slot), j > 1);
         hopper::wgmma_commit();
         hopper::barrier_arrive(its_turn, kBoth);
