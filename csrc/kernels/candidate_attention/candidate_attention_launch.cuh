@@ -30,6 +30,8 @@ void launch_kernel(const AttentionOperands& o, int ctas, cudaStream_t stream) {
   params.out = rows_map(o.out, o.Dv, o.H * o.Dv, o.Dv);
   params.k = keys_map(o.k, o.D, o.k_batch_stride, o.k_row_stride, o.k_head_stride, S::kTileN);
   params.v = keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, S::kTileN);
+  params.v_few_rows =
+      keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, kFewRows);
   params.v_row = keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, 1);
   params.runs = {o.user_offsets,
                  o.kv_start,
@@ -44,7 +46,6 @@ void launch_kernel(const AttentionOperands& o, int ctas, cudaStream_t stream) {
   params.lse = o.lse;
   params.Dv = static_cast<int32_t>(o.Dv);
   params.heads_per_kv = static_cast<int32_t>(o.H / o.Hk);
-  params.v_end_row = static_cast<int32_t>(o.kv_rows);
   params.scale = o.scale;
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
   LaunchShape shape{static_cast<unsigned>(ctas), AttentionKernel::kThreads};

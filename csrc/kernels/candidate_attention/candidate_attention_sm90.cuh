@@ -31,6 +31,7 @@ inline constexpr int kConsumers = AttentionKernel::kConsumers;
 inline constexpr int kConsumerRows = AttentionKernel::kConsumerRows;
 inline constexpr int kTileM = AttentionKernel::kTileM;
 inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
+inline constexpr int kFewRows = 8;
 inline constexpr int kBlock = 64;  // elements of a head that stand side by side in shared memory
 
 // Named barriers (0 is __syncthreads).
@@ -81,18 +82,18 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
 };
 
 struct Params {
-  CUtensorMap q;      // [B S, H, D], box 64 x 1 x 64
-  CUtensorMap k;      // [U or 1, rows, Hk, D], box 1 x kTileN x 1 x 64
-  CUtensorMap v;      // [U or 1, rows, Hk, Dv], as k
-  CUtensorMap v_row;  // the same, box 1 x 1 x 1 x 64
-  CUtensorMap out;    // [B S, H, Dv], as q
+  CUtensorMap q;           // [B S, H, D], box 64 x 1 x 64
+  CUtensorMap k;           // [U or 1, rows, Hk, D], box 1 x kTileN x 1 x 64
+  CUtensorMap v;           // [U or 1, rows, Hk, Dv], as k
+  CUtensorMap v_few_rows;  // the same, box 1 x kFewRows x 1 x 64
+  CUtensorMap v_row;       // the same, box 1 x 1 x 1 x 64
+  CUtensorMap out;         // [B S, H, Dv], as q
   UserRuns runs;
   const int32_t* cand_to_user;  // [B]
   void* out_rows;               // out's memory
   float* lse;                   // [B, H, S] or null
   int32_t Dv;
   int32_t heads_per_kv;  // H / Hk
-  int32_t v_end_row;     // a row of v beyond the last: loads zeros
   float scale;
 };
 
@@ -170,14 +171,23 @@ __device__ void load_v(Shared<S>& shared, const Params& params) {
                            hopper::L2Hint::kEvictLast, d * kBlock, kv_head, row, tile.kv_batch);
         }
       };
-      if (keys >= S::kTileN) {
+      // Zeros follow the last row of the tensor by themselves.
+      if (keys >= S::kTileN || tile.kv_row + tile.kv_len == params.runs.L) {
         load(params.v, 0, tile.kv_row + first);
-      } else {
-        // What follows the last key may be NaN, which a weight of 0 doesn't remove: single rows,
-        // zeros beyond.
+        continue;
+      }
+      // What follows the last key elsewhere may be NaN, which a weight of 0 doesn't remove: eight
+      // rows at a time up to it, single rows, and zeros.
 #pragma unroll 1
-        for (int32_t row = 0; row < S::kTileN; ++row) {
-          load(params.v_row, row, row < keys ? tile.kv_row + first + row : params.v_end_row);
+      for (int32_t row = 0; row < S::kTileN; row += kFewRows) {
+        const int32_t at_row = tile.kv_row + first + row;
+        if (row + kFewRows <= keys || row >= keys) {
+          load(params.v_few_rows, row, row >= keys ? params.runs.L : at_row);
+        } else {
+#pragma unroll 1
+          for (int32_t i = 0; i < kFewRows; ++i) {
+            load(params.v_row, row + i, row + i < keys ? at_row + i : params.runs.L);
+          }
         }
       }
     }
@@ -407,6 +417,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     }
     if (S::kConfig.stages_in_q && blocks > 0) {
       if (threadIdx.x % kGroupThreads == 0) hopper::tma_store_wait_read<0>();
+      hopper::fence_shared_for_async();
       hopper::barrier_wait(of_consumer(NamedBarrier::kStaging, consumer), kGroupThreads);
       release_q();
     }
