@@ -20,8 +20,8 @@ struct AttentionKernel {
   static constexpr int kWarpGroupThreads = 128;
   static constexpr int kThreads = (kConsumers + 1) * kWarpGroupThreads;
   static constexpr int kRegistersPerSm = 65536;
-  static constexpr int kOtherRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kOtherRegisters = 56;
+  static constexpr int kConsumerRegisters = 224;
   static constexpr int kSmallBytes = 1024;      // barriers, tile descriptors
   static constexpr int kAlignmentBytes = 1024;  // the 128-byte swizzle repeats every 1024
 
@@ -74,10 +74,14 @@ static_assert(AttentionKernel::kWarpGroupThreads *
 
 struct AttentionProblem {
   int64_t B, S, H, D, Dv, U;
+  int64_t L;  // keys of a user, where they are dense; else of all of them
 };
 
 struct AttentionConfig {
+  static constexpr int kMinPartTiles = 2;
+
   int kernel;     // index in kAttentionKernels
+  int parts;      // into which each tile's keys are cut; their results are combined afterwards
   int ctas;       // persistent, at most one an SM
   bool reorders;  // queries and results pass through copies grouped by user
 };
@@ -112,7 +116,12 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   // Each user's run, and the rows without a user, may end in a tile that isn't full.
   const int64_t tiles =
       (problem.B * problem.S / AttentionKernel::kTileM + problem.U + 1) * problem.H;
-  config.ctas = static_cast<int>(std::min<int64_t>(tiles, device.sm_count));
+  // Fewer tiles than half of the SMs: their keys are cut, into parts of at least kMinPartTiles.
+  const AttentionKernel& kernel = kAttentionKernels[config.kernel];
+  const int64_t most_parts = problem.L / (kernel.tile_n * AttentionConfig::kMinPartTiles);
+  config.parts = static_cast<int>(std::clamp<int64_t>(device.sm_count / std::max<int64_t>(tiles, 1),
+                                                      1, std::clamp<int64_t>(most_parts, 1, 64)));
+  config.ctas = static_cast<int>(std::min<int64_t>(tiles * config.parts, device.sm_count));
   return config;
 }
 
@@ -123,6 +132,7 @@ inline std::string to_json(const AttentionConfig& config) {
          std::to_string(kernel.head_v) + "_" + std::to_string(AttentionKernel::kTileM) + "x" +
          std::to_string(kernel.tile_n) + "\", \"stages\": " + std::to_string(kernel.stages) +
          ", \"shared_bytes\": " + std::to_string(kernel.shared_bytes()) +
+         ", \"parts\": " + std::to_string(config.parts) +
          ", \"ctas\": " + std::to_string(config.ctas) +
          ", \"reorders\": " + (config.reorders ? "true" : "false") + "}";
 }

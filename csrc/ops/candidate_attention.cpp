@@ -87,7 +87,10 @@ Tensor allocate_out(const CandidateAttention& p) {
 }
 
 AttentionProblem kernel_problem(const CandidateAttention& p) {
-  return {p.B(), p.S(), p.H(), p.D(), p.Dv(), p.map.n_users};
+  // Of flat keys only the mean length is known here.
+  const int64_t users = std::max<int64_t>(p.map.n_users, 1);
+  const int64_t L = p.flat() ? p.n_keys() / users : p.k.size(1);
+  return {p.B(), p.S(), p.H(), p.D(), p.Dv(), p.map.n_users, L};
 }
 
 // Whether the copy engine takes a tensor's heads: elements side by side, all strides of dimensions
@@ -190,6 +193,14 @@ void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
   o.out = grouped_out.mutable_data_ptr();
   if (wants_lse) o.lse = grouped_lse.mutable_data_ptr<float>();
   o.scale = static_cast<float>(p.scale);
+  OptTensor partial_out, partial_lse;
+  if (config.parts > 1) {
+    const int64_t places = config.parts * p.B() * p.S() * p.H();
+    partial_out = empty({places, p.Dv()}, ScalarType::Float, out);
+    partial_lse = empty({places}, ScalarType::Float, out);
+    o.partial_out = partial_out->mutable_data_ptr<float>();
+    o.partial_lse = partial_lse->mutable_data_ptr<float>();
+  }
 
   paths.kernel(config);
   run_candidate_attention(o, config, current_stream(device));

@@ -23,7 +23,8 @@ IKBO_TEST_ENTRY ikbo_test_candidate_attention(const void* q, const void* k, cons
     o.out = out, o.lse = lse, o.scale = static_cast<float>(scale);
     ikbo::attention::for_each_kernel<__nv_bfloat16>([&]<class Shape>(int index) {
       if (index == kernel) {
-        ikbo::attention::launch_kernel<Shape>(o, static_cast<int>(ctas), stream);
+        const ikbo::AttentionConfig config{index, 1, static_cast<int>(ctas), false};
+        ikbo::attention::launch_kernel<Shape>(o, config, stream);
       }
     });
   });

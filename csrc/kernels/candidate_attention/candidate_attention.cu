@@ -6,7 +6,7 @@ namespace {
 template <class T>
 void run(const AttentionOperands& operands, const AttentionConfig& config, cudaStream_t stream) {
   attention::for_each_kernel<T>([&]<class S>(int kernel) {
-    if (kernel == config.kernel) attention::launch_kernel<S>(operands, config.ctas, stream);
+    if (kernel == config.kernel) attention::launch_kernel<S>(operands, config, stream);
   });
 }
 
@@ -25,6 +25,8 @@ void load_candidate_attention() {
   const auto load = [&]<class S>(int) { load_kernel(attention::candidate_attention_sm90<S>); };
   attention::for_each_kernel<__nv_bfloat16>(load);
   attention::for_each_kernel<__half>(load);
+  load_kernel(attention::combine_sm90<__nv_bfloat16>);
+  load_kernel(attention::combine_sm90<__half>);
 }
 
 }  // namespace ikbo

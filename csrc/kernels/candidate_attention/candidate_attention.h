@@ -29,6 +29,10 @@ struct AttentionOperands {
   void* out;                    // [B, S, H, Dv]
   float* lse;                   // [B, H, S] or null
   float scale;
+  // Where the config cuts keys into parts, fp32 scratch: [parts, B * S, H, Dv] and [parts, B * S,
+  // H].
+  float* partial_out;
+  float* partial_lse;
 };
 
 void run_candidate_attention(const AttentionOperands& operands, const AttentionConfig& config,

@@ -6,12 +6,13 @@
 
 #include "kernels/candidate_attention/candidate_attention.h"
 #include "kernels/candidate_attention/candidate_attention_sm90.cuh"
+#include "kernels/candidate_attention/combine_sm90.cuh"
 #include "launch/launch.h"
 
 namespace ikbo::attention {
 
 template <class S>
-void launch_kernel(const AttentionOperands& o, int ctas, cudaStream_t stream) {
+void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cudaStream_t stream) {
   constexpr int64_t kBytes = sizeof(typename S::T);
   const auto rows_map = [&](const void* base, int64_t head_size, int64_t row_stride,
                             int64_t head_stride) {
@@ -47,10 +48,27 @@ void launch_kernel(const AttentionOperands& o, int ctas, cudaStream_t stream) {
   params.Dv = static_cast<int32_t>(o.Dv);
   params.heads_per_kv = static_cast<int32_t>(o.H / o.Hk);
   params.scale = o.scale;
+  params.parts = config.parts;
+  params.partial_out = o.partial_out;
+  params.partial_lse = o.partial_lse;
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
-  LaunchShape shape{static_cast<unsigned>(ctas), AttentionKernel::kThreads};
+  LaunchShape shape{static_cast<unsigned>(config.ctas), AttentionKernel::kThreads};
   shape.shared_bytes = S::kConfig.shared_bytes();
   launch(candidate_attention_sm90<S>, shape, stream, params);
+  if (config.parts == 1) return;
+  const CombineParams combine{o.partial_out,
+                              o.partial_lse,
+                              o.out,
+                              o.lse,
+                              o.B * o.S,
+                              static_cast<int32_t>(o.S),
+                              static_cast<int32_t>(o.H),
+                              static_cast<int32_t>(o.Dv),
+                              config.parts};
+  const int64_t ctas = (o.B * o.S * o.H + kCombineWarps - 1) / kCombineWarps;
+  LaunchShape combine_shape{static_cast<unsigned>(ctas), 32 * kCombineWarps};
+  combine_shape.overlaps_previous = true;
+  launch(combine_sm90<typename S::T>, combine_shape, stream, combine);
 }
 
 // Calls body(Shape<T, kKernel>) for each kernel of the table.

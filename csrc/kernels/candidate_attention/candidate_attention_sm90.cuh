@@ -10,7 +10,9 @@
 // them
 //   on. Loader of q and k: waits for both consumers to have released a stage, and for each to have
 //   made its last scores of the tile before it overwrites its q. Loader of v, likewise.
-// Results go through a staging buffer to the output, by TMA where all 64 rows are the user's.
+// Results go through a staging buffer to the output, by TMA where all 64 rows are the user's. Where
+// there are too few tiles for the GPU each is cut into parts of its keys; a part's results go to
+// scratch in fp32, and combine_sm90.cuh adds them up.
 #pragma once
 
 #include "config/candidate_attention.h"
@@ -94,8 +96,22 @@ struct Params {
   float* lse;                   // [B, H, S] or null
   int32_t Dv;
   int32_t heads_per_kv;  // H / Hk
+  int32_t parts;         // of the keys of each tile
+  float* partial_out;    // [parts, B S, H, Dv], where there are several
+  float* partial_lse;    // [parts, B S, H]
   float scale;
 };
+
+// Cuts a tile's keys down to one part of them, whole key tiles.
+__device__ inline void take_part(QueryTile& tile, int32_t part, int32_t parts, int32_t tile_n) {
+  tile.part = part;
+  if (tile.kv_len <= 0) return;
+  const int32_t key_tiles = tile.key_tiles(tile_n);
+  const int32_t first = static_cast<int32_t>(int64_t{part} * key_tiles / parts) * tile_n;
+  const int32_t end = static_cast<int32_t>(int64_t{part + 1} * key_tiles / parts) * tile_n;
+  tile.kv_row += first;
+  tile.kv_len = min(tile.kv_len, end) - first;
+}
 
 // ---- group 2 -----------------------------------------------------------------------------------
 template <class S>
@@ -103,10 +119,13 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params) {
   TileFinder<kTileM> finder(params.runs);
   Tiles::Position position;
   const int32_t tiles = finder.tiles();
-  const int64_t all = int64_t{tiles} * params.runs.H;
+  const int32_t parts = params.parts;
+  const int64_t all = int64_t{tiles} * params.runs.H * parts;
   for (int64_t index = blockIdx.x; index < all; index += gridDim.x, position.advance()) {
-    QueryTile tile = finder.find(static_cast<int32_t>(index % tiles));
-    tile.head = static_cast<int32_t>(index / tiles);
+    const int64_t of_all_heads = index / parts;
+    QueryTile tile = finder.find(static_cast<int32_t>(of_all_heads % tiles));
+    tile.head = static_cast<int32_t>(of_all_heads / tiles);
+    if (parts > 1) take_part(tile, static_cast<int32_t>(index % parts), parts, S::kTileN);
     if (threadIdx.x % 32 == 0) shared.tiles.write(position, tile);
   }
   QueryTile last{};
@@ -302,6 +321,30 @@ __device__ inline void store_lse(const Params& params, const float (&lse)[2], in
   }
 }
 
+// A part's outputs and statistics, in fp32.
+template <class S>
+__device__ inline void store_partial(const Params& params, const Outputs<S>& outputs,
+                                     const float (&lse)[2], const QueryTile& tile,
+                                     int32_t first_row, int32_t rows) {
+  const int thread = threadIdx.x % kGroupThreads;
+  const int64_t all_rows = int64_t{params.runs.B} * params.runs.S;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * half;
+    if (row >= rows) continue;
+    const int64_t place = (tile.part * all_rows + first_row + row) * params.runs.H + tile.head;
+    float* const out = params.partial_out + place * params.Dv;
+#pragma unroll
+    for (int i = 0; i < S::kHeadV / 8; ++i) {
+      const int d = 8 * i + thread % 4 * 2;
+      if (d >= params.Dv) continue;
+      *reinterpret_cast<float2*>(out + d) = {outputs[4 * i + 2 * half],
+                                             outputs[4 * i + 2 * half + 1]};
+    }
+    if (thread % 4 == 0) params.partial_lse[place] = lse[half];
+  }
+}
+
 // Rows with nothing to attend to: zeros; rows whose user or keys don't exist: NaN.
 template <class S>
 __device__ inline void fill_outputs(const Params& params, Outputs<S>& outputs, float (&lse)[2],
@@ -411,7 +454,9 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       at_v.advance();
       scale_rows<S>(outputs, reciprocal[0], reciprocal[1]);
     }
-    if (rows > 0) {
+    if (rows > 0 && params.parts > 1) {
+      store_partial<S>(params, outputs, lse, tile, first_row, rows);
+    } else if (rows > 0) {
       store_lse(params, lse, tile.head, first_row, rows);
       store_outputs<S>(shared, params, outputs, consumer, tile.head, first_row, rows);
     }

@@ -16,6 +16,7 @@ struct QueryTile {
   int32_t first_row;                 // of B * S
   int32_t rows;                      // at most kTileM
   int32_t kv_batch, kv_row, kv_len;  // keys kv_row ... of the batch item; kv_len < 0: not in range
+  int32_t part;                      // of the tile's keys, where they are cut
 
   __device__ bool is_last() const { return head < 0; }
   __device__ int32_t key_tiles(int32_t tile_n) const {
