@@ -120,6 +120,7 @@ const char* decline_reason(const CandidateAttention& p, const Tensor& out) {
   if (!is_hopper_16_bit(p.q)) return "not a Hopper GPU, or not float16 or bfloat16";
   const DeviceLimits device = device_limits(p.q.get_device_index());
   if (const char* reason = attention_decline_reason(kernel_problem(p), device)) return reason;
+  if (p.n_keys() == 0) return "no keys at all";
   if (p.n_keys() > std::numeric_limits<int32_t>::max()) return "2^31 keys or more";
   if (!has_aligned_heads(p.k) || !has_aligned_heads(p.v)) {
     return "k or v whose heads don't lie side by side at multiples of 16 bytes";
