@@ -1,4 +1,4 @@
-"""The candidate attention kernels on a GPU: the sizes where they break, lengths, layouts, streams."""
+"""The candidate attention kernels on a GPU: sizes where they break, lengths, layouts, streams."""
 
 from __future__ import annotations
 
