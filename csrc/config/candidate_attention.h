@@ -20,8 +20,8 @@ struct AttentionKernel {
   static constexpr int kWarpGroupThreads = 128;
   static constexpr int kThreads = (kConsumers + 1) * kWarpGroupThreads;
   static constexpr int kRegistersPerSm = 65536;
-  static constexpr int kOtherRegisters = 56;
-  static constexpr int kConsumerRegisters = 224;
+  static constexpr int kOtherRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
   static constexpr int kSmallBytes = 1024;      // barriers, tile descriptors
   static constexpr int kAlignmentBytes = 1024;  // the 128-byte swizzle repeats every 1024
 
@@ -79,6 +79,7 @@ struct AttentionProblem {
 
 struct AttentionConfig {
   static constexpr int kMinPartTiles = 2;
+  static constexpr int kMaxParts = 64;
 
   int kernel;     // index in kAttentionKernels
   int parts;      // into which each tile's keys are cut; their results are combined afterwards
@@ -97,6 +98,9 @@ constexpr const char* attention_decline_reason(const AttentionProblem& problem,
   if (problem.S != 0 && problem.B > (kMaxSize - AttentionKernel::kTileM) / problem.S) {
     return "2^31 query rows or more, which TMA coordinates can't hold";
   }
+  // Nor the number of tiles, of all heads and parts, one grid further on.
+  const int64_t tiles = problem.B * problem.S / AttentionKernel::kTileM + problem.U + 1;
+  if (problem.H > kMaxSize / 2 / tiles / AttentionConfig::kMaxParts) return "2^24 tiles or more";
   const AttentionKernel& largest = kAttentionKernels[kAttentionKernelCount - 1];
   if (problem.D > largest.head_qk || problem.Dv > largest.head_v) return "heads larger than 256";
   if (largest.shared_bytes() > device.max_shared_bytes_per_cta) {
@@ -119,8 +123,9 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   // Fewer tiles than half of the SMs: their keys are cut, into parts of at least kMinPartTiles.
   const AttentionKernel& kernel = kAttentionKernels[config.kernel];
   const int64_t most_parts = problem.L / (kernel.tile_n * AttentionConfig::kMinPartTiles);
-  config.parts = static_cast<int>(std::clamp<int64_t>(device.sm_count / std::max<int64_t>(tiles, 1),
-                                                      1, std::clamp<int64_t>(most_parts, 1, 64)));
+  config.parts = static_cast<int>(
+      std::clamp<int64_t>(device.sm_count / std::max<int64_t>(tiles, 1), 1,
+                          std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));
   config.ctas = static_cast<int>(std::min<int64_t>(tiles * config.parts, device.sm_count));
   return config;
 }

@@ -103,12 +103,12 @@ struct Params {
 };
 
 // Cuts a tile's keys down to one part of them, whole key tiles.
-__device__ inline void take_part(QueryTile& tile, int32_t part, int32_t parts, int32_t tile_n) {
-  tile.part = part;
+__device__ inline void take_part(QueryTile& tile, uint32_t part, uint32_t parts, int32_t tile_n) {
+  tile.part = static_cast<int32_t>(part);
   if (tile.kv_len <= 0) return;
-  const int32_t key_tiles = tile.key_tiles(tile_n);
-  const int32_t first = static_cast<int32_t>(int64_t{part} * key_tiles / parts) * tile_n;
-  const int32_t end = static_cast<int32_t>(int64_t{part + 1} * key_tiles / parts) * tile_n;
+  const uint32_t key_tiles = tile.key_tiles(tile_n);  // times kMaxParts they stay in 32 bits
+  const int32_t first = static_cast<int32_t>(part * key_tiles / parts) * tile_n;
+  const int32_t end = static_cast<int32_t>((part + 1) * key_tiles / parts) * tile_n;
   tile.kv_row += first;
   tile.kv_len = min(tile.kv_len, end) - first;
 }
@@ -120,12 +120,12 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params) {
   Tiles::Position position;
   const int32_t tiles = finder.tiles();
   const int32_t parts = params.parts;
-  const int64_t all = int64_t{tiles} * params.runs.H * parts;
-  for (int64_t index = blockIdx.x; index < all; index += gridDim.x, position.advance()) {
-    const int64_t of_all_heads = index / parts;
-    QueryTile tile = finder.find(static_cast<int32_t>(of_all_heads % tiles));
-    tile.head = static_cast<int32_t>(of_all_heads / tiles);
-    if (parts > 1) take_part(tile, static_cast<int32_t>(index % parts), parts, S::kTileN);
+  const int32_t all = tiles * params.runs.H * parts;  // attention_decline_reason: in int32
+  for (int32_t index = blockIdx.x; index < all; index += gridDim.x, position.advance()) {
+    const int32_t of_all_heads = index / parts;
+    QueryTile tile = finder.find(of_all_heads % tiles);
+    tile.head = of_all_heads / tiles;
+    if (parts > 1) take_part(tile, index % parts, parts, S::kTileN);
     if (threadIdx.x % 32 == 0) shared.tiles.write(position, tile);
   }
   QueryTile last{};
