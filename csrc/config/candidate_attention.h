@@ -118,15 +118,21 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
     ++config.kernel;
   }
   // Each user's run, and the rows without a user, may end in a tile that isn't full.
-  const int64_t tiles =
-      (problem.B * problem.S / AttentionKernel::kTileM + problem.U + 1) * problem.H;
+  const int64_t rows = problem.B * problem.S;
+  const int64_t most_tiles = (rows / AttentionKernel::kTileM + problem.U + 1) * problem.H;
+  // Candidates that are spread evenly make fewer.
+  const int64_t users = std::max<int64_t>(std::min(problem.U, problem.B), 1);
+  const int64_t rows_per_user = (rows + users - 1) / users;
+  const int64_t tiles_per_user =
+      std::max<int64_t>((rows_per_user + AttentionKernel::kTileM - 1) / AttentionKernel::kTileM, 1);
+  const int64_t tiles = tiles_per_user * users * problem.H;
   // Fewer tiles than half of the SMs: their keys are cut, into parts of at least kMinPartTiles.
   const AttentionKernel& kernel = kAttentionKernels[config.kernel];
   const int64_t most_parts = problem.L / (kernel.tile_n * AttentionConfig::kMinPartTiles);
   config.parts = static_cast<int>(
       std::clamp<int64_t>(device.sm_count / std::max<int64_t>(tiles, 1), 1,
                           std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));
-  config.ctas = static_cast<int>(std::min<int64_t>(tiles * config.parts, device.sm_count));
+  config.ctas = static_cast<int>(std::min<int64_t>(most_tiles * config.parts, device.sm_count));
   return config;
 }
 

@@ -214,19 +214,13 @@ void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
 
 // Writes out; returns lse where asked for, else a tensor of size 0.
 Tensor compute(OpPaths& paths, const CandidateAttention& p, const Tensor& out, bool wants_lse) {
-  if (p.q.is_cuda() && out.numel() > 0) {
-    const char* reason = decline_reason(p, out);
-    if (reason == nullptr) {
-      const Tensor lse =
-          wants_lse ? empty({p.B(), p.H(), p.S()}, p.sums(), p.q) : nothing(p.sums(), p.q);
-      run_kernels(paths, p, out, lse);
-      return lse;
-    }
-    paths.reference(reason);
-  } else if (!p.q.is_cuda()) {
-    paths.cpu();
+  if (out.numel() == 0 || !paths.takes_kernel(p.q.is_cuda(), decline_reason(p, out))) {
+    return candidate_attention_reference(p, out, wants_lse);
   }
-  return candidate_attention_reference(p, out, wants_lse);
+  const Tensor lse =
+      wants_lse ? empty({p.B(), p.H(), p.S()}, p.sums(), p.q) : nothing(p.sums(), p.q);
+  run_kernels(paths, p, out, lse);
+  return lse;
 }
 
 constexpr const char* kNoKernel = "no Hopper kernel for this op";

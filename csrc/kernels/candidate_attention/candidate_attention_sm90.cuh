@@ -6,10 +6,9 @@
 // - Groups 0 and 1, consumers, 64 query rows each. Of key block j: scores = q k_j^T, and under the
 //   next block's scores the weights' product with v_j; the softmax of one consumer runs under the
 //   products of the other, which the named barriers kTurn keep apart.
-// - Group 2, one lane or the whole of each warp. Finder (whole): finds the CTA's tiles and hands
-// them
-//   on. Loader of q and k: waits for both consumers to have released a stage, and for each to have
-//   made its last scores of the tile before it overwrites its q. Loader of v, likewise.
+// - Group 2. Finder, a warp: finds the CTA's tiles and hands them on. Loader of q and k: waits for
+//   both consumers to have released a stage, and for each to have made its last scores of the tile
+//   before it overwrites its q. Loader of v, likewise.
 // Results go through a staging buffer to the output, by TMA where all 64 rows are the user's. Where
 // there are too few tiles for the GPU each is cut into parts of its keys; a part's results go to
 // scratch in fp32, and combine_sm90.cuh adds them up.
@@ -38,12 +37,9 @@ inline constexpr int kBlock = 64;  // elements of a head that stand side by side
 
 // Named barriers (0 is __syncthreads).
 enum class NamedBarrier {
-  kTurn = 1,     // + consumer: its turn at the tensor cores
-  kStaging = 3,  // + consumer: its own 128 threads, around its staging buffer
+  kTurn = 1,     // one a consumer: its turn at the tensor cores
+  kStaging = 3,  // one a consumer: its own 128 threads, around its staging buffer
 };
-__device__ inline NamedBarrier of_consumer(NamedBarrier name, int consumer) {
-  return static_cast<NamedBarrier>(static_cast<int>(name) + consumer);
-}
 
 // One of kAttentionKernels for one element type.
 template <class T_, int kKernel>
@@ -269,7 +265,7 @@ __device__ inline void store_outputs(Shared<S>& shared, const Params& params,
   using T = typename S::T;
   const int thread = threadIdx.x % kGroupThreads, lane = thread % 32;
   const int staged_row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
-  const NamedBarrier mine = of_consumer(NamedBarrier::kStaging, consumer);
+  const NamedBarrier mine = hopper::numbered(NamedBarrier::kStaging, consumer);
   if (thread == 0) hopper::tma_store_wait_read<0>();  // of the tile before
   hopper::barrier_wait(mine, kGroupThreads);
 #pragma unroll
@@ -345,33 +341,40 @@ __device__ inline void store_partial(const Params& params, const Outputs<S>& out
   }
 }
 
-// Rows with nothing to attend to: zeros; rows whose user or keys don't exist: NaN.
+// A thread's row of a tile without keys, straight to the result: zeros where there is nothing to
+// attend to, NaN where the user or the keys don't exist.
 template <class S>
-__device__ inline void fill_outputs(const Params& params, Outputs<S>& outputs, float (&lse)[2],
-                                    const QueryTile& tile, int32_t first_row, int32_t rows) {
-  const int thread = threadIdx.x % kGroupThreads;
-  float value[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * i;
-    bool exists = tile.kv_len >= 0;
-    if (exists && row < rows) {
-      const int32_t user = params.cand_to_user[(first_row + row) / params.runs.S];
-      exists = user >= -1 && user < params.runs.U;
-    }
-    value[i] = exists ? 0 : NAN;
-    lse[i] = exists ? -INFINITY : NAN;
+__device__ inline void store_without_keys(const Params& params, const QueryTile& tile,
+                                          int32_t first_row, int32_t rows) {
+  using T = typename S::T;
+  const UserRuns& runs = params.runs;
+  const int32_t of_group = threadIdx.x % kGroupThreads;
+  if (of_group >= rows) return;
+  const int64_t row = int64_t{first_row} + of_group;
+  const int32_t candidate = static_cast<int32_t>(row / runs.S);
+  const int32_t user = params.cand_to_user[candidate];
+  const bool exists = tile.kv_len >= 0 && user >= -1 && user < runs.U;
+  const float value = exists ? 0 : NAN, lse = exists ? -INFINITY : NAN;
+  const int64_t place = row * runs.H + tile.head;
+  if (params.parts > 1) {
+    const int64_t part = tile.part * (int64_t{runs.B} * runs.S * runs.H) + place;
+    for (int32_t d = 0; d < params.Dv; ++d) params.partial_out[part * params.Dv + d] = value;
+    params.partial_lse[part] = lse;
+    return;
   }
-#pragma unroll
-  for (int i = 0; i < S::kHeadV / 2; ++i) outputs[i] = i % 4 < 2 ? value[0] : value[1];
+  const uint32_t two = pack<T>(value, value);
+  auto* const to = reinterpret_cast<uint4*>(static_cast<T*>(params.out_rows) + place * params.Dv);
+  for (int32_t i = 0; i < params.Dv / 8; ++i) to[i] = {two, two, two, two};
+  if (params.lse == nullptr) return;
+  params.lse[(int64_t{candidate} * runs.H + tile.head) * runs.S + row % runs.S] = lse;
 }
 
 template <class S>
 __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   constexpr int kBoth = kConsumers * kGroupThreads;
   constexpr uint32_t kSlotK = S::kConfig.k_bytes() / 16, kSlotV = S::kConfig.v_bytes() / 16;
-  const NamedBarrier my_turn = of_consumer(NamedBarrier::kTurn, consumer);
-  const NamedBarrier its_turn = of_consumer(NamedBarrier::kTurn, 1 - consumer);
+  const NamedBarrier my_turn = hopper::numbered(NamedBarrier::kTurn, consumer);
+  const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, 1 - consumer);
   const uint64_t q = hopper::descriptor<hopper::Major::kK>(shared.q[consumer][0]);
   const uint64_t k = hopper::descriptor<hopper::Major::kK>(shared.k[0][0]);
   const uint64_t v =
@@ -394,76 +397,76 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     const int32_t blocks = tile.key_tiles(S::kTileN);
     const int32_t first_row = tile.first_row + consumer * kConsumerRows;
     const int32_t rows = tile.rows - consumer * kConsumerRows;
+    if (blocks == 0) {
+      store_without_keys<S>(params, tile, first_row, rows);
+      continue;
+    }
     Outputs<S> outputs;
     float lse[2];
-    if (blocks == 0) {
-      fill_outputs<S>(params, outputs, lse, tile, first_row, rows);
-    } else {
-      Scores<S> scores;
-      Weights<S> weights;
-      softmax.start();
-      hopper::wait(shared.q_full[consumer], q_phase);
-      q_phase ^= 1;
+    Scores<S> scores;
+    Weights<S> weights;
+    softmax.start();
+    hopper::wait(shared.q_full[consumer], q_phase);
+    q_phase ^= 1;
+    shared.ring_k.wait_full(at_k);
+    hopper::barrier_wait(my_turn, kBoth);
+    hopper::wgmma_fence();
+    multiply_q_k<S>(scores, q, k_at(at_k.slot));
+    hopper::wgmma_commit();
+    hopper::barrier_arrive(its_turn, kBoth);
+    hopper::wgmma_wait<0>();
+    hopper::fence_registers(scores);
+    shared.ring_k.release(at_k);
+    at_k.advance();
+    softmax.update(scores, tile.kv_len);
+    round_weights<S>(weights, scores);
+
+    for (int32_t j = 1; j < blocks; ++j) {
       shared.ring_k.wait_full(at_k);
       hopper::barrier_wait(my_turn, kBoth);
       hopper::wgmma_fence();
       multiply_q_k<S>(scores, q, k_at(at_k.slot));
       hopper::wgmma_commit();
+      shared.ring_v.wait_full(at_v);
+      hopper::wgmma_fence();
+      multiply_weights_v<S>(outputs, weights, v_at(at_v.slot), j > 1);
+      hopper::wgmma_commit();
       hopper::barrier_arrive(its_turn, kBoth);
-      hopper::wgmma_wait<0>();
+      hopper::wgmma_wait<1>();  // the scores
       hopper::fence_registers(scores);
       shared.ring_k.release(at_k);
       at_k.advance();
-      softmax.update(scores, tile.kv_len);
-      round_weights<S>(weights, scores);
-
-      for (int32_t j = 1; j < blocks; ++j) {
-        shared.ring_k.wait_full(at_k);
-        hopper::barrier_wait(my_turn, kBoth);
-        hopper::wgmma_fence();
-        multiply_q_k<S>(scores, q, k_at(at_k.slot));
-        hopper::wgmma_commit();
-        shared.ring_v.wait_full(at_v);
-        hopper::wgmma_fence();
-        multiply_weights_v<S>(outputs, weights, v_at(at_v.slot), j > 1);
-        hopper::wgmma_commit();
-        hopper::barrier_arrive(its_turn, kBoth);
-        hopper::wgmma_wait<1>();  // the scores
-        hopper::fence_registers(scores);
-        shared.ring_k.release(at_k);
-        at_k.advance();
-        const float2 correction = softmax.update(scores, tile.kv_len - j * S::kTileN);
-        hopper::wgmma_wait<0>();
-        hopper::fence_registers(outputs);
-        shared.ring_v.release(at_v);
-        at_v.advance();
-        scale_rows<S>(outputs, correction.x, correction.y);
-        round_weights<S>(weights, scores);
-      }
-      // q has been read for the last time.
-      if (!S::kConfig.stages_in_q) release_q();
-      shared.ring_v.wait_full(at_v);
-      hopper::wgmma_fence();
-      multiply_weights_v<S>(outputs, weights, v_at(at_v.slot), blocks > 1);
-      hopper::wgmma_commit();
-      float reciprocal[2];
-      softmax.finish(reciprocal, lse);
+      const float2 correction = softmax.update(scores, tile.kv_len - j * S::kTileN);
       hopper::wgmma_wait<0>();
       hopper::fence_registers(outputs);
       shared.ring_v.release(at_v);
       at_v.advance();
-      scale_rows<S>(outputs, reciprocal[0], reciprocal[1]);
+      scale_rows<S>(outputs, correction.x, correction.y);
+      round_weights<S>(weights, scores);
     }
+    // q has been read for the last time.
+    if (!S::kConfig.stages_in_q) release_q();
+    shared.ring_v.wait_full(at_v);
+    hopper::wgmma_fence();
+    multiply_weights_v<S>(outputs, weights, v_at(at_v.slot), blocks > 1);
+    hopper::wgmma_commit();
+    float reciprocal[2];
+    softmax.finish(reciprocal, lse);
+    hopper::wgmma_wait<0>();
+    hopper::fence_registers(outputs);
+    shared.ring_v.release(at_v);
+    at_v.advance();
+    scale_rows<S>(outputs, reciprocal[0], reciprocal[1]);
     if (rows > 0 && params.parts > 1) {
       store_partial<S>(params, outputs, lse, tile, first_row, rows);
     } else if (rows > 0) {
       store_lse(params, lse, tile.head, first_row, rows);
       store_outputs<S>(shared, params, outputs, consumer, tile.head, first_row, rows);
     }
-    if (S::kConfig.stages_in_q && blocks > 0) {
+    if (S::kConfig.stages_in_q) {
       if (threadIdx.x % kGroupThreads == 0) hopper::tma_store_wait_read<0>();
       hopper::fence_shared_for_async();
-      hopper::barrier_wait(of_consumer(NamedBarrier::kStaging, consumer), kGroupThreads);
+      hopper::barrier_wait(hopper::numbered(NamedBarrier::kStaging, consumer), kGroupThreads);
       release_q();
     }
   }
