@@ -230,6 +230,93 @@ def test_graph_replay_with_changed_lengths(counts: list[int]) -> None:
         assert torch.equal(out, want) and torch.equal(lse, want_lse)
 
 
+# ---- backward ----------------------------------------------------------------------------------
+
+
+def gradients(args: list[Any], weight: Tensor) -> tuple[Tensor, ...]:
+    inputs = [t.detach().requires_grad_() for t in args[:3]]
+    out = torch.ops.ikbo.candidate_attention(*inputs, *args[3:])
+    return torch.autograd.grad(out, inputs, weight.to(out.dtype))
+
+
+def exact_gradients(
+    args: list[Any], weight: Tensor, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, ...]:
+    q, k, v, *_ = args
+    inputs = [t.detach().nan_to_num().to(dtype).requires_grad_() for t in (q, k, v)]
+    out, _ = definitions.candidate_attention(*inputs, *args[3:6], args[8])
+    return torch.autograd.grad(out, inputs, weight.to(dtype))
+
+
+def backward_args(
+    form: str, order: bool = False, dtype: torch.dtype = torch.bfloat16, **sizes: Any
+) -> tuple[list[Any], Tensor]:
+    """A problem with an empty history, a user without candidates and rows without a user, and the
+    gradient of its result: NaN where rows without a user are."""
+    args = problem([30, 0, 50, 7, 3], 20, 300, dtype=dtype, lengths=[300, 7, 129, 0, 64], **sizes)
+    users = args[5].clone()
+    users[-3:] = torch.tensor([-1, 99, -1], dtype=torch.int32)
+    if order:
+        users = users[torch.randperm(90, device="cuda")]
+    m = ikbo.candidate_map(users, n_users=5)
+    args[5:8] = [m.cand_to_user, m.user_offsets, m.order]
+    if form == "dense":
+        args[1:3], args[4] = [t.nan_to_num() for t in args[1:3]], None
+    elif form == "offsets":
+        for i in (1, 2):
+            histories = [t[:n] for t, n in zip(args[i], args[4].tolist(), strict=True)]
+            args[i] = torch.cat([*histories, torch.full_like(args[i][0, :5], NAN)])
+        args[3] = torch.tensor([0, 300, 307, 436, 436, 500], dtype=torch.int32, device="cuda")
+        args[4] = None
+    weight = randn(*args[0].shape[:3], args[2].shape[-1]).double()
+    weight[(m.cand_to_user < 0) | (m.cand_to_user > 4)] = 0
+    return args, weight
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", ["dense", "dense_len", "offsets"])
+@pytest.mark.parametrize("order", [False, True])
+def test_gradients_by_flash_attention(form: str, order: bool, dtype: torch.dtype) -> None:
+    for sizes in ({}, {"H": 6, "Hk": 2, "D": 64, "Dv": 64}, {"D": 40, "Dv": 72}):
+        args, weight = backward_args(form, order, dtype, **sizes)
+        with ikbo.strict():
+            got = gradients(args, weight)
+        exact, plain = exact_gradients(args, weight), exact_gradients(args, weight, dtype)
+        for ours, e, p in zip(got, exact, plain, strict=True):
+            assert_matches_definition(ours, e, p)
+
+
+@pytest.mark.gpu
+def test_what_the_backward_runs_is_explained() -> None:
+    def record(args: list[Any]) -> Any:
+        out, lse = fwd(args)
+        return ikbo.explain("candidate_attention_bwd", out, *args[:3], out, lse, *args[3:], 7)
+
+    args = problem([3, 4], 5, 60, lengths=[60, 9])
+    assert record(args)["path"] == "library"
+    assert "deterministic" in record(args)["config"]
+    args[8] = -1.0
+    assert "a scale that isn't positive" in record(args)["reason"]
+    args = problem([3, 4], 5, 60, lengths=[60, 9])
+    args[1], args[2] = args[1].flatten(0, 1).nan_to_num(), args[2].flatten(0, 1).nan_to_num()
+    args[3] = torch.tensor([0, 60], dtype=torch.int32, device="cuda")
+    assert "which users may share" in record(args)["reason"]
+
+
+@pytest.mark.gpu
+def test_deterministic_backward() -> None:
+    args, weight = backward_args("dense_len")
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = gradients(args, weight)
+        for _ in range(5):
+            for a, b in zip(gradients(args, weight), first, strict=True):
+                assert torch.equal(a, b)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.gpu_slow
 def test_more_than_2_to_the_31_elements_of_q() -> None:
     B, S, H, D = 270_000, 32, 2, 128

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "launch/stream.h"
+#include "ops/candidate_attention_flash.h"
 #include "ops/candidate_attention_reference.h"
 #include "ops/checks.h"
 #include "ops/operands.h"
@@ -12,14 +13,14 @@
 namespace ikbo {
 namespace {
 
-// kv_start or kv_len: integers [U].
-void check_range(const char* op, const char* name, const Tensor& t, int64_t n_users,
-                 const Tensor& q) {
+// kv_start or kv_len: integers [U], or offsets [U + 1].
+void check_range(const char* op, const char* name, const Tensor& t, int64_t size,
+                 const char* meaning, const Tensor& q) {
   const ScalarType dtype = t.scalar_type();
   IKBO_CHECK(dtype == ScalarType::Int || dtype == ScalarType::Long, op, "expected ", name,
              " in int32 or int64, got ", dtype_text(dtype), ". Convert it with .to(torch.int32).");
-  IKBO_CHECK(t.dim() == 1 && t.size(0) == n_users, op, "expected ", name, " of shape [U] = [",
-             n_users, "], got ", shape_text(t), ".");
+  IKBO_CHECK(t.dim() == 1 && t.size(0) == size, op, "expected ", name, " of shape ", meaning,
+             " = [", size, "], got ", shape_text(t), ".");
   check_same_device(op, name, t, "q", q);
 }
 
@@ -27,19 +28,21 @@ void check_range(const char* op, const char* name, const Tensor& t, int64_t n_us
 int64_t check_keys(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
                    const OptTensor& kv_start, const OptTensor& kv_len) {
   IKBO_CHECK(k.dim() == 4 || k.dim() == 3, op,
-             "expected k of shape [U, L, Hk, D], or flat [T, Hk, D] with kv_start and kv_len, got ",
+             "expected k of shape [U, L, Hk, D], or flat [T, Hk, D] with kv_start, got ",
              shape_text(k), ".");
   const bool flat = k.dim() == 3;
   if (flat) {
-    IKBO_CHECK(kv_start && kv_len, op, "expected kv_start and kv_len with flat k [T, Hk, D], got ",
-               kv_start ? "kv_start alone"
-               : kv_len ? "kv_len alone"
-                        : "neither",
-               ". Pass where each user's keys start and how many they are, int32 [U] both.");
+    IKBO_CHECK(
+        kv_start, op, "expected kv_start with flat k [T, Hk, D], got ",
+        kv_len ? "kv_len alone" : "neither it nor kv_len",
+        ". Pass where each user's keys start and how many they are, [U] both, or as kv_start "
+        "alone the offsets [U + 1] of keys that lie one user's after the other's.");
     check_dim(op, "v", v, {"T", "Hk", "Dv"});
     check_size(op, "v", v, 0, k.size(0), "k.size(0)");
     check_size(op, "v", v, 1, k.size(1), "k.size(1)");
-    check_dim(op, "kv_start", *kv_start, {"U"});
+    check_dim(op, "kv_start", *kv_start, {kv_len ? "U" : "U + 1"});
+    IKBO_CHECK(kv_len || kv_start->size(0) > 0, op,
+               "expected offsets kv_start [U + 1], got none at all. Pass [0] for no user.");
   } else {
     IKBO_CHECK(!kv_start, op,
                "expected no kv_start with dense k [U, L, Hk, D], got one. Drop it (each "
@@ -55,7 +58,8 @@ int64_t check_keys(const char* op, const Tensor& q, const Tensor& k, const Tenso
              "expected q.size(2), the query heads, to be a multiple of the kv "
              "heads, got ",
              H, " query heads and ", Hk, " kv heads.");
-  return flat ? kv_start->size(0) : k.size(0);
+  if (!flat) return k.size(0);
+  return kv_len ? kv_start->size(0) : kv_start->size(0) - 1;
 }
 
 CandidateAttention check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -69,8 +73,9 @@ CandidateAttention check_inputs(const char* op, const Tensor& q, const Tensor& k
   const int64_t n_users = check_keys(op, q, k, v, kv_start, kv_len);
   check_like(op, "k", k, "q", q);
   check_like(op, "v", v, "q", q);
-  if (kv_start) check_range(op, "kv_start", *kv_start, n_users, q);
-  if (kv_len) check_range(op, "kv_len", *kv_len, n_users, q);
+  if (kv_start && kv_len) check_range(op, "kv_start", *kv_start, n_users, "[U]", q);
+  if (kv_start && !kv_len) check_range(op, "kv_start", *kv_start, n_users + 1, "[U + 1]", q);
+  if (kv_len) check_range(op, "kv_len", *kv_len, n_users, "[U]", q);
   return {q,
           k,
           v,
@@ -223,8 +228,6 @@ Tensor compute(OpPaths& paths, const CandidateAttention& p, const Tensor& out, b
   return lse;
 }
 
-constexpr const char* kNoKernel = "no Hopper kernel for this op";
-
 }  // namespace
 
 void candidate_attention_out(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -287,9 +290,16 @@ Tensors3 candidate_attention_bwd(const Tensor& grad_out, const Tensor& q, const 
              "expected lse of shape [B, H, S] in ", dtype_text(p.sums()), ", got ", shape_text(lse),
              " in ", dtype_text(lse.scalar_type()), ".");
   check_same_device(op, "lse", lse, "q", q);
-  IKBO_RECORD_REFERENCE(op, q.is_cuda(), kNoKernel);
-  const auto grads = candidate_attention_grads(p, grad_out, wants(grad_mask, 0),
-                                               wants(grad_mask, 1), wants(grad_mask, 2));
+  static OpPaths paths(op, "library");
+  const bool q_grad = wants(grad_mask, 0), k_grad = wants(grad_mask, 1),
+             v_grad = wants(grad_mask, 2);
+  CandidateAttentionGrads grads;
+  if (paths.takes_kernel(q.is_cuda(), flash_decline_reason(p))) {
+    paths.kernel(flash_config(p));
+    grads = candidate_attention_flash_grads(p, grad_out, out, lse, q_grad, k_grad, v_grad);
+  } else {
+    grads = candidate_attention_grads(p, grad_out, q_grad, k_grad, v_grad);
+  }
   return {grads.q, grads.k, grads.v};
 }
 

@@ -24,10 +24,10 @@ struct AttentionOperands {
   int64_t v_batch_stride, v_row_stride, v_head_stride;
   const int32_t* cand_to_user;  // [B], grouped by user
   const int32_t* user_offsets;  // [U + 1]
-  const int32_t* kv_start;      // [U] where k and v are flat, or null
-  const int32_t* kv_len;        // [U] or null
-  void* out;                    // [B, S, H, Dv]
-  float* lse;                   // [B, H, S] or null
+  const int32_t* kv_start;  // where k and v are flat, [U] with kv_len and [U + 1] without; or null
+  const int32_t* kv_len;    // [U] or null
+  void* out;                // [B, S, H, Dv]
+  float* lse;               // [B, H, S] or null
   float scale;
   // Where the config cuts keys into parts, fp32 scratch: [parts, B * S, H, Dv] and [parts, B * S,
   // H].

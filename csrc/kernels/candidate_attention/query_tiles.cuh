@@ -27,8 +27,9 @@ struct QueryTile {
 // What gives users their runs and their keys.
 struct UserRuns {
   const int32_t* user_offsets;  // [U + 1], in candidates
-  const int32_t* kv_start;      // [U] rows of a flat K and V, or null: user u has batch item u
-  const int32_t* kv_len;        // [U] or null: all L
+  // Rows of a flat K and V, [U] with kv_len and [U + 1] without, or null: user u has batch item u.
+  const int32_t* kv_start;
+  const int32_t* kv_len;  // [U], or null: all L, or up to the next user's start
   int32_t U, B, S, H;
   int32_t L;  // rows of a batch item; of flat K and V, all of them
 
@@ -69,7 +70,12 @@ class TileFinder {
     if (user == runs_.U) return tile;  // no keys
     tile.kv_batch = runs_.kv_start != nullptr ? 0 : user;
     tile.kv_row = runs_.kv_start != nullptr ? runs_.kv_start[user] : 0;
-    tile.kv_len = runs_.kv_len != nullptr ? runs_.kv_len[user] : runs_.L;
+    tile.kv_len = runs_.L;
+    if (runs_.kv_len != nullptr) {
+      tile.kv_len = runs_.kv_len[user];
+    } else if (runs_.kv_start != nullptr) {
+      tile.kv_len = runs_.kv_start[user + 1] - tile.kv_row;
+    }
     const bool in_range =
         tile.kv_len >= 0 && tile.kv_row >= 0 && int64_t{tile.kv_row} + tile.kv_len <= runs_.L;
     if (!in_range) tile.kv_len = -1;
