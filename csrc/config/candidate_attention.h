@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "config/device_limits.h"
@@ -16,6 +17,9 @@ struct AttentionKernel {
   static constexpr int kConsumers = 2;
   static constexpr int kConsumerRows = 64;  // of one wgmma
   static constexpr int kTileM = kConsumers * kConsumerRows;
+  // Of each consumer: the next tile's is there before this one's last product. Outputs leave from
+  // where their q was.
+  static constexpr int kQSlots = 2;
   static constexpr int kElementBytes = 2;
   static constexpr int kWarpGroupThreads = 128;
   static constexpr int kThreads = (kConsumers + 1) * kWarpGroupThreads;
@@ -29,17 +33,13 @@ struct AttentionKernel {
   int head_v;
   int tile_n;
   int stages;  // of K and of V
-  // Outputs are staged where the consumer's q was, which must then be stored from before the next
-  // q comes; else they have room of their own.
-  bool stages_in_q;
 
-  constexpr int q_bytes() const { return kTileM * head_qk * kElementBytes; }
-  constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }  // of a stage
+  constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
+  constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
   constexpr int v_bytes() const { return tile_n * head_v * kElementBytes; }
-  constexpr int out_bytes() const { return kTileM * head_v * kElementBytes; }
   constexpr int shared_bytes() const {
-    return q_bytes() + stages * (k_bytes() + v_bytes()) + (stages_in_q ? 0 : out_bytes()) +
-           kSmallBytes + kAlignmentBytes;
+    return kConsumers * kQSlots * q_bytes() + stages * (k_bytes() + v_bytes()) + kSmallBytes +
+           kAlignmentBytes;
   }
   // fp32 scores and outputs, and 16-bit weights, that a consumer thread holds.
   constexpr int scores() const { return tile_n / 2; }
@@ -48,10 +48,10 @@ struct AttentionKernel {
 };
 
 inline constexpr AttentionKernel kAttentionKernels[] = {
-    {64, 64, 128, 2, false},
-    {128, 128, 128, 2, false},
-    {192, 128, 96, 2, false},
-    {256, 256, 64, 2, true},
+    {64, 64, 128, 4},
+    {128, 128, 128, 2},
+    {192, 128, 96, 2},
+    {256, 256, 48, 2},
 };
 inline constexpr int kAttentionKernelCount = static_cast<int>(std::size(kAttentionKernels));
 
@@ -60,7 +60,7 @@ constexpr bool attention_kernel_is_possible(const AttentionKernel& kernel) {
   // Beside them addresses, running maxima and sums.
   constexpr int kOtherRegistersOfConsumers = 40;
   return kernel.head_qk % 64 == 0 && kernel.head_v % 64 == 0 && kernel.tile_n % 16 == 0 &&
-         (!kernel.stages_in_q || kernel.head_v <= kernel.head_qk) &&
+         kernel.head_v <= kernel.head_qk &&
          kernel.scores() + kernel.outputs() + kernel.weights() + kOtherRegistersOfConsumers <=
              AttentionKernel::kConsumerRegisters &&
          kernel.shared_bytes() <= kMaxSharedBytes;
@@ -74,17 +74,20 @@ static_assert(AttentionKernel::kWarpGroupThreads *
 
 struct AttentionProblem {
   int64_t B, S, H, D, Dv, U;
-  int64_t L;  // keys of a user, where they are dense; else of all of them
+  int64_t L;            // keys of a user, or their mean
+  bool lengths_differ;  // may do so from user to user
+  bool ordered;         // candidates aren't grouped by user: there is an order
 };
 
 struct AttentionConfig {
   static constexpr int kMinPartTiles = 2;
   static constexpr int kMaxParts = 64;
 
-  int kernel;     // index in kAttentionKernels
-  int parts;      // into which each tile's keys are cut; their results are combined afterwards
-  int ctas;       // persistent, at most one an SM
-  bool reorders;  // queries and results pass through copies grouped by user
+  int kernel;         // index in kAttentionKernels
+  int parts;          // into which each tile's keys are cut; their results are combined afterwards
+  int ctas;           // persistent, at most one an SM
+  int rows_together;  // of a consumer's 64 query rows, how many lie side by side for sure
+  bool tickets;       // a CTA that is free takes the next tile; else every ctas-th from its own on
 };
 
 // Why no kernel takes the problem, or nullptr. Sizes aren't negative.
@@ -125,14 +128,20 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   const int64_t rows_per_user = (rows + users - 1) / users;
   const int64_t tiles_per_user =
       std::max<int64_t>((rows_per_user + AttentionKernel::kTileM - 1) / AttentionKernel::kTileM, 1);
-  const int64_t tiles = tiles_per_user * users * problem.H;
+  const int64_t tiles = tiles_per_user * users * std::max<int64_t>(problem.H, 1);
   // Fewer tiles than half of the SMs: their keys are cut, into parts of at least kMinPartTiles.
   const AttentionKernel& kernel = kAttentionKernels[config.kernel];
   const int64_t most_parts = problem.L / (kernel.tile_n * AttentionConfig::kMinPartTiles);
-  config.parts = static_cast<int>(
-      std::clamp<int64_t>(device.sm_count / std::max<int64_t>(tiles, 1), 1,
-                          std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));
+  config.parts = static_cast<int>(std::clamp<int64_t>(
+      device.sm_count / tiles, 1, std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));
   config.ctas = static_cast<int>(std::min<int64_t>(most_tiles * config.parts, device.sm_count));
+  config.rows_together = AttentionKernel::kConsumerRows;
+  if (problem.ordered) {
+    config.rows_together =
+        static_cast<int>(std::gcd<int64_t>(problem.S, AttentionKernel::kConsumerRows));
+  }
+  // Clearing the counter is a launch of its own: not for a round or two of tiles.
+  config.tickets = problem.lengths_differ && config.parts == 1 && tiles > 2 * config.ctas;
   return config;
 }
 
@@ -145,7 +154,8 @@ inline std::string to_json(const AttentionConfig& config) {
          ", \"shared_bytes\": " + std::to_string(kernel.shared_bytes()) +
          ", \"parts\": " + std::to_string(config.parts) +
          ", \"ctas\": " + std::to_string(config.ctas) +
-         ", \"reorders\": " + (config.reorders ? "true" : "false") + "}";
+         ", \"rows_together\": " + std::to_string(config.rows_together) +
+         ", \"tickets\": " + (config.tickets ? "true" : "false") + "}";
 }
 
 }  // namespace ikbo

@@ -95,7 +95,10 @@ AttentionProblem kernel_problem(const CandidateAttention& p) {
   // Of flat keys only the mean length is known here.
   const int64_t users = std::max<int64_t>(p.map.n_users, 1);
   const int64_t L = p.flat() ? p.n_keys() / users : p.k.size(1);
-  return {p.B(), p.S(), p.H(), p.D(), p.Dv(), p.map.n_users, L};
+  const bool is_ordered = p.map.order || !p.map.user_offsets;
+  return {p.B(),     p.S(),         p.H(), p.D(),
+          p.Dv(),    p.map.n_users, L,     p.flat() || p.kv_len.has_value(),
+          is_ordered};
 }
 
 // Whether the copy engine takes a tensor's heads: elements side by side, all strides of dimensions
@@ -151,26 +154,19 @@ void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
                  const Tensor& lse) {
   const int device = p.q.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  const bool wants_lse = lse.numel() > 0;
-  // The kernel works on rows grouped by user.
-  Tensor q = p.q, users = p.map.cand_to_user, grouped_out = out, grouped_lse = lse;
   OptTensor order = p.map.order, offsets = p.map.user_offsets;
   if (!offsets) {
     const auto [found_order, found_offsets] = grouping_of(p.map);
     order = found_order;
     offsets = found_offsets;
   }
-  AttentionConfig config = attention_config(kernel_problem(p), device_limits(device));
-  config.reorders = order.has_value();
-  if (order) {
-    q = index_select(q, 0, *order);
-    users = index_select(users, 0, *order);
-    grouped_out = empty(out_sizes(p), out.scalar_type(), out);
-    if (wants_lse) grouped_lse = empty(sizes_of(lse), lse.scalar_type(), lse);
-  }
-  if (!has_aligned_heads(q) || !has_one_row_stride(q)) q = contiguous_copy(q);
+  if (order && !order->is_contiguous()) order = contiguous_copy(*order);
+  const AttentionConfig config = attention_config(kernel_problem(p), device_limits(device));
+  const Tensor q = has_aligned_heads(p.q) && has_one_row_stride(p.q) ? p.q : contiguous_copy(p.q);
   const Tensor starts_at_offsets = offsets->is_contiguous() ? *offsets : contiguous_copy(*offsets);
   const OptTensor kv_start = as_int32(p.kv_start), kv_len = as_int32(p.kv_len);
+  const Tensor& map = p.map.cand_to_user;
+  const Tensor users = map.is_contiguous() ? map : contiguous_copy(map);
 
   AttentionOperands o{};
   o.type = q.scalar_type() == ScalarType::BFloat16 ? ElementType::kBfloat16 : ElementType::kFloat16;
@@ -193,13 +189,14 @@ void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
   o.kv_batches = p.flat() ? 1 : p.k.size(0);
   o.kv_rows = p.flat() ? p.k.size(0) : p.k.size(1);
   o.cand_to_user = users.const_data_ptr<int32_t>();
+  if (order) o.order = order->const_data_ptr<int32_t>();
   o.user_offsets = starts_at_offsets.const_data_ptr<int32_t>();
   if (kv_start) o.kv_start = kv_start->const_data_ptr<int32_t>();
   if (kv_len) o.kv_len = kv_len->const_data_ptr<int32_t>();
-  o.out = grouped_out.mutable_data_ptr();
-  if (wants_lse) o.lse = grouped_lse.mutable_data_ptr<float>();
+  o.out = out.mutable_data_ptr();
+  if (lse.numel() > 0) o.lse = lse.mutable_data_ptr<float>();
   o.scale = static_cast<float>(p.scale);
-  OptTensor partial_out, partial_lse;
+  OptTensor partial_out, partial_lse, ticket;
   if (config.parts > 1) {
     const int64_t places = config.parts * p.B() * p.S() * p.H();
     partial_out = empty({places, p.Dv()}, ScalarType::Float, out);
@@ -208,13 +205,12 @@ void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
     o.partial_lse = partial_lse->mutable_data_ptr<float>();
   }
 
+  if (config.tickets) {
+    ticket = zeros({1}, ScalarType::Int, out);
+    o.ticket = reinterpret_cast<uint32_t*>(ticket->mutable_data_ptr<int32_t>());
+  }
   paths.kernel(config);
   run_candidate_attention(o, config, current_stream(device));
-  if (order) {
-    const Tensor rows = cast(*order, ScalarType::Long);
-    aten("aten::index_copy_", "", out, int64_t{0}, rows, grouped_out);
-    if (wants_lse) aten("aten::index_copy_", "", lse, int64_t{0}, rows, grouped_lse);
-  }
 }
 
 // Writes out; returns lse where asked for, else a tensor of size 0.

@@ -22,7 +22,8 @@ struct AttentionOperands {
   int64_t kv_batches, kv_rows;
   int64_t k_batch_stride, k_row_stride, k_head_stride;
   int64_t v_batch_stride, v_row_stride, v_head_stride;
-  const int32_t* cand_to_user;  // [B], grouped by user
+  const int32_t* cand_to_user;  // [B]
+  const int32_t* order;         // [B] candidates grouped by user, or null where they are
   const int32_t* user_offsets;  // [U + 1]
   const int32_t* kv_start;  // where k and v are flat, [U] with kv_len and [U + 1] without; or null
   const int32_t* kv_len;    // [U] or null
@@ -30,9 +31,10 @@ struct AttentionOperands {
   float* lse;               // [B, H, S] or null
   float scale;
   // Where the config cuts keys into parts, fp32 scratch: [parts, B * S, H, Dv] and [parts, B * S,
-  // H].
+  // H], rows grouped by user.
   float* partial_out;
   float* partial_lse;
+  uint32_t* ticket;  // where it has tickets: 0
 };
 
 void run_candidate_attention(const AttentionOperands& operands, const AttentionConfig& config,

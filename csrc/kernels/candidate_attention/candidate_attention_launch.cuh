@@ -15,9 +15,9 @@ template <class S>
 void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cudaStream_t stream) {
   constexpr int64_t kBytes = sizeof(typename S::T);
   const auto rows_map = [&](const void* base, int64_t head_size, int64_t row_stride,
-                            int64_t head_stride) {
+                            int64_t head_stride, int64_t rows) {
     return make_tensor_map(base, o.type, {head_size, o.H, o.B * o.S},
-                           {head_stride * kBytes, row_stride * kBytes}, {kBlock, 1, kConsumerRows},
+                           {head_stride * kBytes, row_stride * kBytes}, {kBlock, 1, rows},
                            Swizzle::k128Bytes);
   };
   const auto keys_map = [&](const void* base, int64_t head_size, int64_t batch_stride,
@@ -27,14 +27,15 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
                            {kBlock, 1, rows, 1}, Swizzle::k128Bytes);
   };
   Params params{};
-  params.q = rows_map(o.q, o.D, o.q_row_stride, o.q_head_stride);
-  params.out = rows_map(o.out, o.Dv, o.H * o.Dv, o.Dv);
+  params.q = rows_map(o.q, o.D, o.q_row_stride, o.q_head_stride, config.rows_together);
+  params.out = rows_map(o.out, o.Dv, o.H * o.Dv, o.Dv, kConsumerRows);
   params.k = keys_map(o.k, o.D, o.k_batch_stride, o.k_row_stride, o.k_head_stride, S::kTileN);
   params.v = keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, S::kTileN);
   params.v_few_rows =
       keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, kFewRows);
   params.v_row = keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, 1);
   params.runs = {o.user_offsets,
+                 o.order,
                  o.kv_start,
                  o.kv_len,
                  static_cast<int32_t>(o.U),
@@ -48,23 +49,18 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.Dv = static_cast<int32_t>(o.Dv);
   params.heads_per_kv = static_cast<int32_t>(o.H / o.Hk);
   params.scale = o.scale;
+  params.rows_together = config.rows_together;
   params.parts = config.parts;
   params.partial_out = o.partial_out;
   params.partial_lse = o.partial_lse;
+  params.ticket = o.ticket;
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
   LaunchShape shape{static_cast<unsigned>(config.ctas), AttentionKernel::kThreads};
   shape.shared_bytes = S::kConfig.shared_bytes();
   launch(candidate_attention_sm90<S>, shape, stream, params);
   if (config.parts == 1) return;
-  const CombineParams combine{o.partial_out,
-                              o.partial_lse,
-                              o.out,
-                              o.lse,
-                              o.B * o.S,
-                              static_cast<int32_t>(o.S),
-                              static_cast<int32_t>(o.H),
-                              static_cast<int32_t>(o.Dv),
-                              config.parts};
+  const CombineParams combine{params.runs, o.partial_out, o.partial_lse, o.out,
+                              o.lse,       o.B * o.S,     params.Dv,     config.parts};
   const int64_t ctas = (o.B * o.S * o.H + kCombineWarps - 1) / kCombineWarps;
   LaunchShape combine_shape{static_cast<unsigned>(ctas), 32 * kCombineWarps};
   combine_shape.overlaps_previous = true;

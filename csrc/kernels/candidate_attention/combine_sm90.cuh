@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "hopper/dependent_launch.cuh"
+#include "kernels/candidate_attention/query_tiles.cuh"
 #include "kernels/numeric.cuh"
 
 namespace ikbo::attention {
@@ -14,12 +15,13 @@ namespace ikbo::attention {
 inline constexpr int kCombineWarps = 4;
 
 struct CombineParams {
-  const float* partial_out;  // [parts, rows, H, Dv]
+  UserRuns runs;
+  const float* partial_out;  // [parts, rows, H, Dv], rows grouped by user
   const float* partial_lse;  // [parts, rows, H]
   void* out;                 // [rows, H, Dv]
   float* lse;                // [rows / S, H, S] or null
   int64_t rows;
-  int32_t S, H, Dv, parts;
+  int32_t Dv, parts;
 };
 
 // A warp a row and head.
@@ -27,9 +29,14 @@ template <class T>
 __global__ void __launch_bounds__(32 * kCombineWarps) combine_sm90(CombineParams p) {
   hopper::wait_for_previous_kernel();
   const int lane = threadIdx.x % 32;
-  const int64_t places = p.rows * p.H;
+  const int32_t H = p.runs.H, S = p.runs.S;
+  const int64_t places = p.rows * H;
   const int64_t place = int64_t{blockIdx.x} * kCombineWarps + threadIdx.x / 32;
   if (place >= places) return;
+  const int32_t row = p.runs.row_of_batch(static_cast<int32_t>(place / H));
+  const int32_t head = static_cast<int32_t>(place % H);
+  if (row >= p.rows) return;
+  const int64_t to = int64_t{row} * H + head;
   float maximum = -INFINITY;
   for (int part = 0; part < p.parts; ++part) {
     const float lse = p.partial_lse[part * places + place];
@@ -51,12 +58,10 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine_sm90(CombineParams
       total.x += weight * out.x;
       total.y += weight * out.y;
     }
-    reinterpret_cast<uint32_t*>(p.out)[(place * p.Dv + d) / 2] = pack<T>(total.x, total.y);
+    reinterpret_cast<uint32_t*>(p.out)[(to * p.Dv + d) / 2] = pack<T>(total.x, total.y);
   }
   if (p.lse == nullptr || lane != 0) return;
-  const int64_t row = place / p.H;
-  const int32_t head = static_cast<int32_t>(place % p.H);
-  p.lse[(row / p.S * p.H + head) * p.S + row % p.S] =
+  p.lse[(int64_t{row} / S * H + head) * S + row % S] =
       maximum == -INFINITY ? -INFINITY : offset + logf(sum);
 }
 

@@ -69,16 +69,18 @@ class Softmax {
     return {correction[0], correction[1]};
   }
 
-  // The reciprocal of each row's sum, and the logarithm of the sum of exponentials.
-  __device__ void finish(float (&reciprocal)[2], float (&logsumexp)[2]) {
+  // By what results must be multiplied in the end, and the logarithm of the sum of exponentials.
+  __device__ float2 finish(float (&logsumexp)[2]) {
+    float reciprocal[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       float sum = sum_[row];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      reciprocal[row] = 1 / sum;
-      logsumexp[row] = maximum_[row] * factor_ / kLog2e + logf(sum);
+      reciprocal[row] = __fdividef(1, sum);
+      logsumexp[row] = maximum_[row] * factor_ * (1 / kLog2e) + __logf(sum);
     }
+    return {reciprocal[0], reciprocal[1]};
   }
 
  private:
