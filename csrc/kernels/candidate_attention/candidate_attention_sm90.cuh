@@ -91,6 +91,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   constexpr uint32_t kSlotK = S::kConfig.k_bytes() / 16, kSlotV = S::kConfig.v_bytes() / 16;
   const NamedBarrier my_turn = hopper::numbered(NamedBarrier::kTurn, consumer);
   const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, 1 - consumer);
+  const NamedBarrier staged = hopper::numbered(NamedBarrier::kStaged, consumer);
   const uint64_t q = hopper::descriptor<hopper::Major::kK>(shared.q[consumer][0][0]);
   const uint64_t k = hopper::descriptor<hopper::Major::kK>(shared.k[0][0]);
   const uint64_t v =
@@ -172,6 +173,10 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         next = next_tile();
         if (next.is_last() || !has_rows(next)) break;
         next_q.advance();
+        if (emptied_q >= 0) {  // this tile has one block: the next q is to come where results are
+          hopper::barrier_wait(staged, kGroupThreads);
+          release_q();
+        }
         hopper::wait(shared.q_full[consumer][next_q.slot], next_q.phase);
       }
       const int q_slot = hopper::uniform(next_q.slot);
