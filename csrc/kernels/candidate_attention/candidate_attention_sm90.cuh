@@ -210,7 +210,10 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       shared.ring_v.release(at_v);
       at_v.advance();
       round_weights<S>(weights, scores);
-      scale_rows<S>(outputs, factor.x, factor.y);
+      // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
+      if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
+        scale_rows<S>(outputs, factor.x, factor.y);
+      }
       keys_left -= S::kTileN;
       adds = true;
       if (finishes) {

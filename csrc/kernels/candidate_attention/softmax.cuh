@@ -1,6 +1,8 @@
-// The running softmax of a consumer's 64 query rows. A thread holds two of them: `upper` l / 4 of
-// its warp's sixteen and `lower` 8 further; four neighbouring lanes share a row's keys. Scores as
-// wgmma leaves them: scores[4j], [4j+1] of the upper row, [4j+2], [4j+3] of the lower.
+// The running softmax of a consumer's 64 query rows, relative to a reference a row: its maximum, or
+// up to 2^kSlack less, so that what is summed already is seldom rescaled. A thread holds two rows,
+// `upper` l / 4 of its warp's sixteen and `lower` 8 further; four neighbouring lanes share a row's
+// keys. Scores as wgmma leaves them: scores[4j], [4j+1] of the upper row, [4j+2], [4j+3] of the
+// lower.
 #pragma once
 
 #include <cmath>
@@ -21,13 +23,13 @@ class Softmax {
   __device__ void start() {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      maximum_[row] = -INFINITY;
+      reference_[row] = -INFINITY;
       sum_[row] = 0;
     }
   }
 
-  // Scores of the next `keys` keys become weights relative to the running maximum, those beyond 0.
-  // Returns by what results so far must be multiplied, for either row.
+  // Scores of the next `keys` keys become weights relative to the reference, those beyond 0.
+  // Returns by what results so far must be multiplied, for either row: 1 where the reference stays.
   __device__ float2 update(float (&scores)[kScores], int32_t keys) {
     if (negate_) {
 #pragma unroll
@@ -43,18 +45,18 @@ class Softmax {
     float correction[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float maximum = maximum_[row];
+      float maximum = reference_[row];
 #pragma unroll
       for (int i = 2 * row; i < kScores; i += 4) {
         maximum = fmaxf(maximum, fmaxf(scores[i], scores[i + 1]));
       }
       maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
       maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
+      const bool grows = (maximum - reference_[row]) * factor_ > kSlack;
+      correction[row] = grows ? activation::exp2((reference_[row] - maximum) * factor_) : 1;
+      if (grows) reference_[row] = maximum;
       // All masked so far: no weight, rather than exp(-inf - -inf).
-      const float offset = maximum == -INFINITY ? 0 : maximum * factor_;
-      correction[row] = activation::exp2((maximum_[row] - maximum) * factor_);
-      if (maximum_[row] == -INFINITY) correction[row] = 0;
-      maximum_[row] = maximum;
+      const float offset = reference_[row] == -INFINITY ? 0 : reference_[row] * factor_;
       float sum = 0;
 #pragma unroll
       for (int i = 2 * row; i < kScores; i += 4) {
@@ -78,16 +80,17 @@ class Softmax {
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       reciprocal[row] = __fdividef(1, sum);
-      logsumexp[row] = maximum_[row] * factor_ * (1 / kLog2e) + __logf(sum);
+      logsumexp[row] = reference_[row] * factor_ * (1 / kLog2e) + __logf(sum);
     }
     return {reciprocal[0], reciprocal[1]};
   }
 
  private:
   static constexpr float kLog2e = activation::kLog2e;
+  static constexpr float kSlack = 8;  // weights up to 256: exact in fp16 as well
   float factor_;
   bool negate_;
-  float maximum_[2];
+  float reference_[2];
   float sum_[2];
 };
 
