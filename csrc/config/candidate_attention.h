@@ -145,12 +145,17 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   return config;
 }
 
+// "candidate_attention_sm90_128_128_128x128": heads, then tile
+inline std::string name(const AttentionKernel& kernel) {
+  return "candidate_attention_sm90_" + std::to_string(kernel.head_qk) + "_" +
+         std::to_string(kernel.head_v) + "_" + std::to_string(AttentionKernel::kTileM) + "x" +
+         std::to_string(kernel.tile_n);
+}
+
 // For explain: the config as JSON.
 inline std::string to_json(const AttentionConfig& config) {
   const AttentionKernel& kernel = kAttentionKernels[config.kernel];
-  return "{\"kernel\": \"candidate_attention_sm90_" + std::to_string(kernel.head_qk) + "_" +
-         std::to_string(kernel.head_v) + "_" + std::to_string(AttentionKernel::kTileM) + "x" +
-         std::to_string(kernel.tile_n) + "\", \"stages\": " + std::to_string(kernel.stages) +
+  return "{\"kernel\": \"" + name(kernel) + "\", \"stages\": " + std::to_string(kernel.stages) +
          ", \"shared_bytes\": " + std::to_string(kernel.shared_bytes()) +
          ", \"parts\": " + std::to_string(config.parts) +
          ", \"ctas\": " + std::to_string(config.ctas) +
