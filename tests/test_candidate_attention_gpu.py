@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -95,6 +96,52 @@ def test_users_of_all_sizes(counts: list[int]) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(24))
+def test_many_tiles_a_cta(seed: int) -> None:
+    """On one to three SMs: tiles of all sizes follow one another in a CTA, with histories of none,
+    one or several blocks, candidates in any order."""
+    random = Random(seed)
+    U = random.choice([1, 5, 40])
+    L = random.choice([1, 100, 128, 129, 500])
+    S = random.choice([1, 3, 20, 64, 100])
+    counts = [random.choice([0, 1, 2, 9, 40]) for _ in range(U)]
+    counts[-1] = 3
+    lengths = [random.choice([0, 1, L // 2, L, L]) for _ in range(U)]
+    D, Dv = random.choice(HEADS[:4])
+    args = problem(counts, S, L, 4, random.choice([1, 4]), D, Dv, DTYPES[seed % 2], lengths)
+    if random.random() < 0.5:
+        users = args[5][torch.randperm(len(args[5]), device="cuda")]
+        users[:1] = -1
+        m = ikbo.candidate_map(users, n_users=U)
+        args[5:8] = [m.cand_to_user, m.user_offsets, m.order]
+    with ikbo.sm_limit(random.choice([1, 2, 3])):
+        check(args)
+
+
+@pytest.mark.gpu
+def test_tickets() -> None:
+    """Whichever CTA takes a tile, the bits are the same."""
+    lengths = [(97 * u) % 601 for u in range(48)]
+    args = problem([8] * 48, 128, 600, lengths=lengths)
+    assert ikbo.explain("candidate_attention", *args)["config"]["tickets"]
+    out = check(args)
+    for _ in range(10):
+        assert torch.equal(fwd(args)[0], out)
+
+
+@pytest.mark.gpu
+def test_offsets_give_the_same() -> None:
+    lengths = [300, 0, 17, 140]
+    args = problem([9, 3, 30, 2], 20, 300, lengths=lengths)
+    want = fwd(args)
+    flat = [torch.cat([t[u, :n] for u, n in enumerate(lengths)]) for t in args[1:3]]
+    offsets = torch.tensor([0, 300, 300, 317, 457], device="cuda")
+    for start in (offsets, offsets.int()):
+        got = fwd([args[0], *flat, start, None, *args[5:]])
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("scale", [0.0, -0.3, 1.0, 30.0])
 def test_scales(scale: float) -> None:
     check(problem([9, 4], 33, 300, scale=scale))
@@ -143,8 +190,11 @@ def test_rows_without_a_user_and_ranges_out_of_range(flat: bool) -> None:
 
 
 @pytest.mark.gpu
-def test_unsorted_maps_give_the_same() -> None:
-    args = problem([30, 0, 50, 7], 20, 300)
+@pytest.mark.parametrize("S", [1, 3, 8, 20, 64, 128])
+@pytest.mark.parametrize("L", [300, 4000])
+def test_unsorted_maps_give_the_same(S: int, L: int) -> None:
+    """Rows that lie 1, 4, 8 or 64 together; with 4000 keys cut into parts where S is small."""
+    args = problem([30, 0, 50, 7], S, L, lengths=[L, 5, 100, 77])
     want, want_lse = fwd(args)
     shuffle = torch.randperm(87, device="cuda")
     m = ikbo.candidate_map(args[5][shuffle].cpu(), n_users=4, device="cuda")
