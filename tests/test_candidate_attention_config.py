@@ -72,8 +72,11 @@ def test_every_problem_has_a_config(
     config = _host.attention_config(
         problem(B, S, U, L, H, *heads, lengths_differ=lengths_differ, ordered=ordered), device
     )
-    assert 1 <= config.ctas <= device.sm_count
-    assert 1 <= config.parts <= 64
+    assert 1 <= config.parts <= 8
+    assert config.ctas % config.parts == 0 if config.parts > 1 else config.ctas <= device.sm_count
+    # Every user with candidates, and the rows without one, may need a tile that isn't full.
+    tiles = (B * S // TILE_M + max(min(U, B), 1) + 1) * H
+    assert config.ctas == min(tiles, device.sm_count) if config.parts == 1 else tiles * config.parts
     # Parts of at least two blocks of keys, and never more than there are SMs to run them.
     assert config.parts == 1 or config.parts * 2 * config.kernel.tile_n <= L
     assert config.parts == 1 or config.parts * H <= device.sm_count
@@ -94,7 +97,9 @@ def test_few_tiles_are_cut_into_parts() -> None:
     assert _host.attention_config(problem(S=1), H200).parts == 2
     # One user's 512 rows are 8 tiles; parts of two blocks of 128 keys.
     assert _host.attention_config(problem(B=512, S=1, U=1, L=2048), H200).parts == 8
-    assert _host.attention_config(problem(B=1, S=1, U=1, L=10**6), H200).parts == 64
+    # A cluster has at most eight CTAs; nor are there clusters for users without candidates.
+    config = _host.attention_config(problem(B=1, S=1, U=10**5, L=10**6), H200)
+    assert (config.parts, config.ctas) == (8, 2 * 2 * 8)
 
 
 SMALL_SHARED = _host.DeviceLimits(170, 96 * 2**20, 99 * 1024)

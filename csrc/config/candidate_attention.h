@@ -81,11 +81,11 @@ struct AttentionProblem {
 
 struct AttentionConfig {
   static constexpr int kMinPartTiles = 2;
-  static constexpr int kMaxParts = 64;
+  static constexpr int kMaxParts = 8;  // CTAs of a cluster
 
   int kernel;         // index in kAttentionKernels
-  int parts;          // into which each tile's keys are cut; their results are combined afterwards
-  int ctas;           // persistent, at most one an SM
+  int parts;          // into which each tile's keys are cut, for CTAs of a cluster
+  int ctas;           // persistent, at most one an SM; with parts, one a tile and part
   int rows_together;  // of a consumer's 64 query rows, how many lie side by side for sure
   bool tickets;       // a CTA that is free takes the next tile; else every ctas-th from its own on
 };
@@ -120,11 +120,12 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
          kAttentionKernels[config.kernel].head_v < problem.Dv) {
     ++config.kernel;
   }
-  // Each user's run, and the rows without a user, may end in a tile that isn't full.
+  // The run of each user that has candidates, and the rows without a user, may end in a tile that
+  // isn't full.
   const int64_t rows = problem.B * problem.S;
-  const int64_t most_tiles = (rows / AttentionKernel::kTileM + problem.U + 1) * problem.H;
-  // Candidates that are spread evenly make fewer.
   const int64_t users = std::max<int64_t>(std::min(problem.U, problem.B), 1);
+  const int64_t most_tiles = (rows / AttentionKernel::kTileM + users + 1) * problem.H;
+  // Candidates that are spread evenly make fewer.
   const int64_t rows_per_user = (rows + users - 1) / users;
   const int64_t tiles_per_user =
       std::max<int64_t>((rows_per_user + AttentionKernel::kTileM - 1) / AttentionKernel::kTileM, 1);
@@ -134,7 +135,8 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   const int64_t most_parts = problem.L / (kernel.tile_n * AttentionConfig::kMinPartTiles);
   config.parts = static_cast<int>(std::clamp<int64_t>(
       device.sm_count / tiles, 1, std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));
-  config.ctas = static_cast<int>(std::min<int64_t>(most_tiles * config.parts, device.sm_count));
+  config.ctas = static_cast<int>(config.parts > 1 ? most_tiles * config.parts
+                                                  : std::min<int64_t>(most_tiles, device.sm_count));
   config.rows_together = AttentionKernel::kConsumerRows;
   if (problem.ordered) {
     config.rows_together =

@@ -196,15 +196,7 @@ void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
   o.out = out.mutable_data_ptr();
   if (lse.numel() > 0) o.lse = lse.mutable_data_ptr<float>();
   o.scale = static_cast<float>(p.scale);
-  OptTensor partial_out, partial_lse, ticket;
-  if (config.parts > 1) {
-    const int64_t places = config.parts * p.B() * p.S() * p.H();
-    partial_out = empty({places, p.Dv()}, ScalarType::Float, out);
-    partial_lse = empty({places}, ScalarType::Float, out);
-    o.partial_out = partial_out->mutable_data_ptr<float>();
-    o.partial_lse = partial_lse->mutable_data_ptr<float>();
-  }
-
+  OptTensor ticket;
   if (config.tickets) {
     ticket = zeros({1}, ScalarType::Int, out);
     o.ticket = reinterpret_cast<uint32_t*>(ticket->mutable_data_ptr<int32_t>());

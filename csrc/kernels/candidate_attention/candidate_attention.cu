@@ -25,8 +25,6 @@ void load_candidate_attention() {
   const auto load = [&]<class S>(int) { load_kernel(attention::candidate_attention_sm90<S>); };
   attention::for_each_kernel<__nv_bfloat16>(load);
   attention::for_each_kernel<__half>(load);
-  load_kernel(attention::combine_sm90<__nv_bfloat16>);
-  load_kernel(attention::combine_sm90<__half>);
 }
 
 }  // namespace ikbo

@@ -30,10 +30,6 @@ struct AttentionOperands {
   void* out;                // [B, S, H, Dv]
   float* lse;               // [B, H, S] or null
   float scale;
-  // Where the config cuts keys into parts, fp32 scratch: [parts, B * S, H, Dv] and [parts, B * S,
-  // H], rows grouped by user.
-  float* partial_out;
-  float* partial_lse;
   uint32_t* ticket;  // where it has tickets: 0
 };
 

@@ -6,7 +6,6 @@
 
 #include "kernels/candidate_attention/candidate_attention.h"
 #include "kernels/candidate_attention/candidate_attention_sm90.cuh"
-#include "kernels/candidate_attention/combine_sm90.cuh"
 #include "launch/launch.h"
 
 namespace ikbo::attention {
@@ -51,20 +50,12 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.scale = o.scale;
   params.rows_together = config.rows_together;
   params.parts = config.parts;
-  params.partial_out = o.partial_out;
-  params.partial_lse = o.partial_lse;
   params.ticket = o.ticket;
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
   LaunchShape shape{static_cast<unsigned>(config.ctas), AttentionKernel::kThreads};
   shape.shared_bytes = S::kConfig.shared_bytes();
+  shape.cluster = config.parts;
   launch(candidate_attention_sm90<S>, shape, stream, params);
-  if (config.parts == 1) return;
-  const CombineParams combine{params.runs, o.partial_out, o.partial_lse, o.out,
-                              o.lse,       o.B * o.S,     params.Dv,     config.parts};
-  const int64_t ctas = (o.B * o.S * o.H + kCombineWarps - 1) / kCombineWarps;
-  LaunchShape combine_shape{static_cast<unsigned>(ctas), 32 * kCombineWarps};
-  combine_shape.overlaps_previous = true;
-  launch(combine_sm90<typename S::T>, combine_shape, stream, combine);
 }
 
 // Calls body(Shape<T, kKernel>) for each kernel of the table.

@@ -12,14 +12,15 @@
 // - Group 2, one warp each (loads.cuh): find tiles, load q, load k, load v.
 // Where a consumer has no rows in a tile it lets the blocks go by. Results go through the slot that
 // their q was in, by TMA where all 64 rows are the user's and lie side by side (results.cuh). Where
-// there are too few tiles for the GPU each is cut into parts of its keys; a part's results go to
-// scratch in fp32, and combine_sm90.cuh adds them up.
+// there are too few tiles for the GPU each is cut into parts of its keys, for a cluster of CTAs
+// that add up their results in the end (split.cuh).
 #pragma once
 
 #include "hopper/wgmma.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
 #include "kernels/candidate_attention/softmax.cuh"
+#include "kernels/candidate_attention/split.cuh"
 
 namespace ikbo::attention {
 
@@ -75,12 +76,8 @@ __device__ inline void store_results(Shared<S>& shared, const Params& params,
                                      const Outputs<S>& outputs, const float (&lse)[2],
                                      const QueryTile& tile, int consumer, int slot) {
   const ConsumerRows place(tile, consumer);
-  if (params.parts > 1) {
-    store_partial<S>(params, outputs, lse, place);
-  } else {
-    store_lse(params, lse, place);
-    store_outputs<S>(shared, params, outputs, consumer, slot, place);
-  }
+  store_lse(params, lse, place);
+  store_outputs<S>(shared, params, outputs, consumer, slot, place);
   __syncwarp();
 }
 
@@ -110,6 +107,10 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       const QueryTile tile = shared.tiles.read(at);
       at.advance();
       if (tile.is_last() || tile.kv_len > 0) return tile;
+      if (params.parts > 1) {
+        keep_no_partial(shared, tile.kv_len == 0 ? -INFINITY : NAN, consumer);
+        continue;
+      }
       store_without_keys<S>(params, tile.kv_len == 0, ConsumerRows(tile, consumer));
       __syncwarp();  // see store_results
     }
@@ -140,6 +141,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         shared.ring_v.release(at_v);
         at_v.advance();
       }
+      if (params.parts > 1) keep_no_partial(shared, -INFINITY, consumer);
       tile = next_tile();
       continue;
     }
@@ -235,6 +237,10 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     shared.ring_v.release(at_v);
     at_v.advance();
     scale_rows<S>(outputs, factor.x, factor.y);
+    if (params.parts > 1) {
+      keep_partial<S>(shared, outputs, lse, consumer);
+      break;  // the CTA's only tile
+    }
     store_results<S>(shared, params, outputs, lse, tile, consumer, at_q.slot);
     release_q();  // all have met since they read it
     emptied_q = at_q.slot;
@@ -273,6 +279,11 @@ __global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
   if (group < kConsumers) {
     hopper::take_registers<AttentionKernel::kConsumerRegisters>();
     consume<S>(shared, params, group);
+    if (params.parts > 1) {
+      hopper::cluster_sync();
+      finish_split<S>(shared, params, blockIdx.x % params.parts);
+      hopper::cluster_sync();
+    }
     return;
   }
   hopper::give_registers<AttentionKernel::kOtherRegisters>();
@@ -286,6 +297,10 @@ __global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
   } else if (warp == 3 && hopper::elect_one()) {
     load_v(shared, params);
   }
+  if (params.parts == 1) return;
+  __syncwarp();
+  hopper::cluster_sync();
+  hopper::cluster_sync();  // until the others have read this CTA's results
 }
 
 }  // namespace ikbo::attention

@@ -1,13 +1,18 @@
 // The warps of group 2: one finds the CTA's tiles, three load.
 #pragma once
 
+#include <limits>
+
 #include "hopper/tma.cuh"
 #include "kernels/candidate_attention/shape.cuh"
 
 namespace ikbo::attention {
 
-// A whole warp. By tickets, a tile is taken when all have begun the one before: taken earlier it
-// would wait here while other CTAs have nothing to do.
+// A whole warp. A CTA of a cluster, whose parts are those of a tile, has one tile. By tickets, a
+// tile is taken when all have begun the one before: taken earlier it would wait here while other
+// CTAs have nothing to do.
+inline constexpr int32_t kNoTile = std::numeric_limits<int32_t>::max();
+
 template <class S>
 __device__ void find_tiles(Shared<S>& shared, const Params& params) {
   TileFinder<kTileM> finder(params.runs);
@@ -19,6 +24,10 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params) {
     if (params.parts > 1) tile.take_part(index % params.parts, params.parts, S::kTileN);
     if (writes) shared.tiles.write(position, tile);
     if (tile.is_last()) return;
+    if (params.parts > 1) {
+      index = kNoTile;
+      continue;
+    }
     if (params.ticket == nullptr) {
       index += gridDim.x;
       continue;

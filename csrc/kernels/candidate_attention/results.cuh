@@ -97,28 +97,6 @@ __device__ inline void store_lse(const Params& params, const float (&lse)[2],
   }
 }
 
-// A part's outputs and statistics, in fp32.
-template <class S>
-__device__ inline void store_partial(const Params& params, const Outputs<S>& outputs,
-                                     const float (&lse)[2], const ConsumerRows& place) {
-  const int64_t all_rows = int64_t{params.runs.B} * params.runs.S;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = row_of_thread(half);
-    if (row >= place.rows) continue;
-    const int64_t at = (place.part * all_rows + place.first_row + row) * params.runs.H + place.head;
-    float* const out = params.partial_out + at * params.Dv;
-#pragma unroll
-    for (int i = 0; i < S::kHeadV / 8; ++i) {
-      const int d = 8 * i + threadIdx.x % 4 * 2;
-      if (d >= params.Dv) continue;
-      *reinterpret_cast<float2*>(out + d) = {outputs[4 * i + 2 * half],
-                                             outputs[4 * i + 2 * half + 1]};
-    }
-    if (threadIdx.x % 4 == 0) params.partial_lse[at] = lse[half];
-  }
-}
-
 // Of a tile without keys, a row a thread: zeros where there is nothing to attend to, NaN where the
 // user or the keys don't exist.
 template <class S>
@@ -133,13 +111,6 @@ __device__ inline void store_without_keys(const Params& params, bool keys_exist,
   const int32_t user = params.cand_to_user[row / runs.S];
   const bool exists = keys_exist && user >= -1 && user < runs.U;
   const float value = exists ? 0 : NAN, lse = exists ? -INFINITY : NAN;
-  if (params.parts > 1) {
-    const int64_t all_rows = int64_t{runs.B} * runs.S;
-    const int64_t at = (place.part * all_rows + place.first_row + of_group) * runs.H + place.head;
-    for (int32_t d = 0; d < params.Dv; ++d) params.partial_out[at * params.Dv + d] = value;
-    params.partial_lse[at] = lse;
-    return;
-  }
   const uint32_t two = pack<T>(value, value);
   auto* const to = reinterpret_cast<uint4*>(static_cast<T*>(params.out_rows) +
                                             (int64_t{row} * runs.H + place.head) * params.Dv);

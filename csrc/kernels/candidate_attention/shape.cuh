@@ -24,8 +24,9 @@ inline constexpr int kBlock = 64;  // elements of a head that stand side by side
 
 // Named barriers (0 is __syncthreads).
 enum class NamedBarrier {
-  kTurn = 1,    // one a consumer: its turn at the tensor cores
-  kStaged = 3,  // one a consumer: its 128 threads have staged their results
+  kTurn = 1,     // one a consumer: its turn at the tensor cores
+  kStaged = 3,   // one a consumer: its 128 threads have staged their results
+  kBothEnd = 5,  // of a tile cut into parts: neither consumer reads operands any more
 };
 
 // One of kAttentionKernels for one element type.
@@ -72,9 +73,7 @@ struct Params {
   int32_t Dv;
   int32_t heads_per_kv;   // H / Hk
   int32_t rows_together;  // of a consumer's 64, how many lie side by side in the batch
-  int32_t parts;          // of the keys of each tile
-  float* partial_out;     // [parts, B S, H, Dv], where there are several; rows grouped by user
-  float* partial_lse;     // [parts, B S, H]
+  int32_t parts;          // of the keys of each tile: CTAs of a cluster
   uint32_t* ticket;       // the next one, or null
   float scale;
 };
