@@ -180,6 +180,7 @@ void bind_linear_compression(py::module_& m) {
   using Plan = ikbo::LinearCompressionPlan;
   py::class_<Kernel>(m, "LinearCompressionKernel")
       .def_readonly("tile_m", &Kernel::tile_m)
+      .def_readonly("tile_k", &Kernel::tile_k)
       .def_readonly("w_stages", &Kernel::w_stages)
       .def_readonly("e_stages", &Kernel::e_stages)
       .def_readonly("staging_buffers", &Kernel::staging_buffers)

@@ -128,17 +128,17 @@ template <class S>
 __device__ inline void multiply(Sums<S>& sums, const SlotDescriptors& first_slot, int slot,
                                 bool add) {
   using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
-  constexpr uint64_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
+  constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
   // Descriptors count in 16 bytes.
   constexpr uint32_t kRow = kTileK * sizeof(typename S::T) / 16;
-  const uint64_t a = first_slot.a + uint32_t(slot) * (S::kTileM * kRow);
-  const uint64_t b = first_slot.b + uint32_t(slot) * (S::kTileN * kRow);
+  const uint64_t a = hopper::moved(first_slot.a, slot * (S::kTileM * kRow));
+  const uint64_t b = hopper::moved(first_slot.b, slot * (S::kTileN * kRow));
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
 #pragma unroll
     for (int block = 0; block < S::kBlocksM; ++block) {
-      Product::multiply(sums[block], a + block * (64 * kRow) + k * kStep, b + k * kStep,
-                        add || k > 0);
+      Product::multiply(sums[block], hopper::moved(a, block * (64 * kRow) + k * kStep),
+                        hopper::moved(b, k * kStep), add || k > 0);
     }
   }
 }
@@ -232,38 +232,40 @@ __device__ void consume(Shared<S, Epilogue>& shared, const Params& params,
   const SlotDescriptors first_slot{
       hopper::descriptor<hopper::Major::kK>(shared.a[0] + first_row<S>(consumer) * kTileK),
       hopper::descriptor<hopper::Major::kK>(shared.b[0])};
+  const uint32_t thread = hopper::thread_of_group();
+  const int32_t k_blocks = params.k_blocks;
   typename S::Position position;
   typename Epilogue::template Consumer<S> epilogue{shared, params, epilogue_params, consumer};
   auto tiles = tiles_of_consumer<S>(params.order, consumer);
   if (S::kPingPong && consumer == 1) {
     hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
-    position.advance(params.k_blocks);
+    position.advance(k_blocks);
   }
   for (; tiles.has_tile(); tiles.next()) {
     epilogue.begin(tiles.tile());
     if constexpr (S::kPingPong) hopper::barrier_wait(my_turn, kBoth);
     Sums<S> sums;
-    typename S::Position previous = position;
-    for (int k = 0; k < params.k_blocks; ++k, position.advance()) {
-      shared.ring.wait_full(position);
+    bool is_there = false;
+    for (int k = 0; k < k_blocks; ++k) {
+      if (!is_there) shared.ring.wait_full(position);
       hopper::wgmma_fence();
       multiply<S>(sums, first_slot, position.slot, k > 0);
       hopper::wgmma_commit();
-      if (k > 0) {
-        hopper::wgmma_wait<1>();  // the products of the block before have read it
-        shared.ring.release(previous);
-      }
-      previous = position;
+      position.advance();
+      is_there = shared.ring.is_full(position);  // after the last block nobody asks
+      hopper::wgmma_wait<1>();                   // the products of the block before have read it
+      if (k > 0) shared.ring.release(position.slot_before(2), thread);
     }
+    const int last_slot = position.slot_before(1);
     // The tensor cores have all of this tile's work: the other consumer's may queue behind it.
     if constexpr (S::kPingPong) {
       hopper::barrier_arrive(its_turn, kBoth);
-      position.advance(params.k_blocks);  // the other's tile
+      position.advance(k_blocks);  // the other's tile
     }
     hopper::wgmma_wait<0>();
 #pragma unroll
     for (int block = 0; block < S::kBlocksM; ++block) hopper::fence_registers(sums[block]);
-    shared.ring.release(previous);
+    shared.ring.release(last_slot);
     epilogue.finish(sums, tiles.tile());
   }
   // A turn was handed on after the last tile as after every other: whoever would be next takes it,
@@ -284,13 +286,16 @@ __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   auto& shared =
       *reinterpret_cast<Shared<S, Epilogue>*>(unaligned + (kAtom - base % kAtom) % kAtom);
-  if (threadIdx.x == 0) {
+  if (hopper::warp_index() == 0) {
+    shared.ring.init_by_warp();
+    hopper::fence_barrier_init();
+  } else if (threadIdx.x == 32) {
+    shared.epilogue.init();
+    hopper::fence_barrier_init();
+  } else if (threadIdx.x == 64) {
     hopper::prefetch_tensor_map(params.a);
     hopper::prefetch_tensor_map(params.b);
     hopper::prefetch_tensor_map(params.d);
-    shared.ring.init();
-    shared.epilogue.init();
-    hopper::fence_barrier_init();
   }
   // All barriers exist, here and in the other CTA, before anyone arrives on them.
   if constexpr (S::kCluster > 1) {
