@@ -17,9 +17,6 @@ struct AttentionKernel {
   static constexpr int kConsumers = 2;
   static constexpr int kConsumerRows = 64;  // of one wgmma
   static constexpr int kTileM = kConsumers * kConsumerRows;
-  // Of each consumer: the next tile's is there before this one's last product. Outputs leave from
-  // where their q was.
-  static constexpr int kQSlots = 2;
   static constexpr int kElementBytes = 2;
   static constexpr int kWarpGroupThreads = 128;
   static constexpr int kThreads = (kConsumers + 1) * kWarpGroupThreads;
@@ -32,13 +29,15 @@ struct AttentionKernel {
   int head_qk;  // head size of queries and keys; smaller ones are filled with zeros
   int head_v;
   int tile_n;
-  int stages;  // of K and of V
+  int q_slots;  // of each consumer: with two, the next tile's q is there before this one is done
+                // with
+  int stages;   // of K and of V
 
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
   constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
   constexpr int v_bytes() const { return tile_n * head_v * kElementBytes; }
   constexpr int shared_bytes() const {
-    return kConsumers * kQSlots * q_bytes() + stages * (k_bytes() + v_bytes()) + kSmallBytes +
+    return kConsumers * q_slots * q_bytes() + stages * (k_bytes() + v_bytes()) + kSmallBytes +
            kAlignmentBytes;
   }
   // fp32 scores and outputs, and 16-bit weights, that a consumer thread holds.
@@ -48,10 +47,12 @@ struct AttentionKernel {
 };
 
 inline constexpr AttentionKernel kAttentionKernels[] = {
-    {64, 64, 128, 4},
-    {128, 128, 128, 2},
-    {192, 128, 96, 2},
-    {256, 256, 48, 2},
+    {64, 64, 128, 2, 4},
+    {128, 128, 128, 2, 2},
+    {192, 128, 96, 2, 2},
+    // A step is long enough to load q in. Fewer keys would be bound by reads of q from shared
+    // memory.
+    {256, 256, 80, 1, 2},
 };
 inline constexpr int kAttentionKernelCount = static_cast<int>(std::size(kAttentionKernels));
 

@@ -245,6 +245,7 @@ void bind_candidate_attention(py::module_& m) {
       .def_readonly("head_qk", &Kernel::head_qk)
       .def_readonly("head_v", &Kernel::head_v)
       .def_readonly("tile_n", &Kernel::tile_n)
+      .def_readonly("q_slots", &Kernel::q_slots)
       .def_readonly("stages", &Kernel::stages)
       .def_property_readonly("shared_bytes", &Kernel::shared_bytes)
       .def("__repr__", [](const Kernel& kernel) { return ikbo::name(kernel); });

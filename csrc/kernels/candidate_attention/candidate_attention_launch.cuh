@@ -13,12 +13,6 @@ namespace ikbo::attention {
 template <class S>
 void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cudaStream_t stream) {
   constexpr int64_t kBytes = sizeof(typename S::T);
-  const auto rows_map = [&](const void* base, int64_t head_size, int64_t row_stride,
-                            int64_t head_stride, int64_t rows) {
-    return make_tensor_map(base, o.type, {head_size, o.H, o.B * o.S},
-                           {head_stride * kBytes, row_stride * kBytes}, {kBlock, 1, rows},
-                           Swizzle::k128Bytes);
-  };
   const auto keys_map = [&](const void* base, int64_t head_size, int64_t batch_stride,
                             int64_t row_stride, int64_t head_stride, int64_t rows) {
     return make_tensor_map(base, o.type, {head_size, o.Hk, o.kv_rows, o.kv_batches},
@@ -26,8 +20,9 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
                            {kBlock, 1, rows, 1}, Swizzle::k128Bytes);
   };
   Params params{};
-  params.q = rows_map(o.q, o.D, o.q_row_stride, o.q_head_stride, config.rows_together);
-  params.out = rows_map(o.out, o.Dv, o.H * o.Dv, o.Dv, kConsumerRows);
+  params.q = make_tensor_map(o.q, o.type, {o.D, o.H, o.B * o.S},
+                             {o.q_head_stride * kBytes, o.q_row_stride * kBytes},
+                             {kBlock, 1, config.rows_together}, Swizzle::k128Bytes);
   params.k = keys_map(o.k, o.D, o.k_batch_stride, o.k_row_stride, o.k_head_stride, S::kTileN);
   params.v = keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, S::kTileN);
   params.v_few_rows =
@@ -39,22 +34,23 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
                  o.kv_len,
                  static_cast<int32_t>(o.U),
                  static_cast<int32_t>(o.B),
-                 static_cast<int32_t>(o.S),
                  static_cast<int32_t>(o.H),
+                 FastDivisor(static_cast<int32_t>(o.S)),
                  static_cast<int32_t>(o.kv_rows)};
   params.cand_to_user = o.cand_to_user;
-  params.out_rows = o.out;
+  params.out = o.out;
   params.lse = o.lse;
   params.Dv = static_cast<int32_t>(o.Dv);
-  params.heads_per_kv = static_cast<int32_t>(o.H / o.Hk);
+  params.heads_per_kv = FastDivisor(static_cast<int32_t>(o.H / o.Hk));
   params.scale = o.scale;
   params.rows_together = config.rows_together;
-  params.parts = config.parts;
+  params.parts = FastDivisor(config.parts);
   params.ticket = o.ticket;
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
   LaunchShape shape{static_cast<unsigned>(config.ctas), AttentionKernel::kThreads};
   shape.shared_bytes = S::kConfig.shared_bytes();
   shape.cluster = config.parts;
+  shape.overlaps_previous = true;
   launch(candidate_attention_sm90<S>, shape, stream, params);
 }
 

@@ -10,12 +10,13 @@
 //   in the same step. The consumers take turns at the tensor cores (kTurn), so that the softmax of
 //   one runs under the products of the other.
 // - Group 2, one warp each (loads.cuh): find tiles, load q, load k, load v.
-// Where a consumer has no rows in a tile it lets the blocks go by. Results go through the slot that
-// their q was in, by TMA where all 64 rows are the user's and lie side by side (results.cuh). Where
-// there are too few tiles for the GPU each is cut into parts of its keys, for a cluster of CTAs
-// that add up their results in the end (split.cuh).
+// Where a consumer has no rows in a tile it lets the blocks go by. Where there are too few tiles
+// for the GPU each is cut into parts of its keys, for a cluster of CTAs that add up their results
+// in the end (split.cuh).
 #pragma once
 
+#include "hopper/cluster.cuh"
+#include "hopper/dependent_launch.cuh"
 #include "hopper/wgmma.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
@@ -33,13 +34,13 @@ using Weights = uint32_t[S::kTileN / 16][4];
 template <class S>
 __device__ inline void multiply_q_k(Scores<S>& scores, uint64_t q, uint64_t k) {
   using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
-  constexpr uint64_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
-  constexpr uint64_t kQBlock = kConsumerRows * hopper::kSwizzleRowBytes / 16;
-  constexpr uint64_t kKBlock = S::kTileN * hopper::kSwizzleRowBytes / 16;
+  constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
+  constexpr uint32_t kQBlock = kConsumerRows * hopper::kSwizzleRowBytes / 16;
+  constexpr uint32_t kKBlock = S::kTileN * hopper::kSwizzleRowBytes / 16;
 #pragma unroll
   for (int d = 0; d < S::kHeadQk / 16; ++d) {
-    Product::multiply(scores, q + d / 4 * kQBlock + d % 4 * kStep,
-                      k + d / 4 * kKBlock + d % 4 * kStep, d > 0);
+    Product::multiply(scores, q + (d / 4 * kQBlock + d % 4 * kStep),
+                      k + (d / 4 * kKBlock + d % 4 * kStep), d > 0);
   }
 }
 
@@ -69,36 +70,25 @@ __device__ inline void scale_rows(Outputs<S>& outputs, float upper, float lower)
   for (int i = 0; i < S::kHeadV / 2; ++i) outputs[i] *= i % 4 < 2 ? upper : lower;
 }
 
-// Ends with all lanes together. Where ptxas doesn't know that they are it keeps what steps carry on
-// in ordinary registers, and moves every descriptor of a product to a uniform one just before it.
-template <class S>
-__device__ inline void store_results(Shared<S>& shared, const Params& params,
-                                     const Outputs<S>& outputs, const float (&lse)[2],
-                                     const QueryTile& tile, int consumer, int slot) {
-  const ConsumerRows place(tile, consumer);
-  store_lse(params, lse, place);
-  store_outputs<S>(shared, params, outputs, consumer, slot, place);
-  __syncwarp();
-}
-
+// What steps carry on stays in uniform registers only where ptxas knows that all lanes are
+// together: hence __syncwarp() where they may have been apart. Elsewhere it moves every descriptor
+// of a product to a uniform register just before it.
 template <class S>
 __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   constexpr int kBoth = kConsumers * kGroupThreads;
-  constexpr uint32_t kSlotQ = S::kConfig.q_bytes() / 16;
+  constexpr uint32_t kSlotQ = S::kConfig.q_bytes() / 16;  // descriptors count in 16 bytes
   constexpr uint32_t kSlotK = S::kConfig.k_bytes() / 16, kSlotV = S::kConfig.v_bytes() / 16;
   const NamedBarrier my_turn = hopper::numbered(NamedBarrier::kTurn, consumer);
   const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, 1 - consumer);
-  const NamedBarrier staged = hopper::numbered(NamedBarrier::kStaged, consumer);
+  const uint32_t thread = hopper::thread_of_group();
+  auto& ring_q = shared.ring_q[consumer];
   const uint64_t q = hopper::descriptor<hopper::Major::kK>(shared.q[consumer][0][0]);
   const uint64_t k = hopper::descriptor<hopper::Major::kK>(shared.k[0][0]);
   const uint64_t v =
       hopper::descriptor<hopper::Major::kMn>(shared.v[0][0], S::kTileN * hopper::kSwizzleRowBytes);
-  const auto q_at = [&](int slot) { return q + uint32_t(slot) * kSlotQ; };
-  const auto k_at = [&](int slot) { return k + uint32_t(slot) * kSlotK; };
-  const auto v_at = [&](int slot) { return v + uint32_t(slot) * kSlotV; };
 
   Tiles::Position at;
-  QPosition at_q;
+  typename S::RingQ::Position at_q;
   typename S::Ring::Position at_k, at_v;
   const auto has_rows = [&](const QueryTile& tile) { return tile.rows > consumer * kConsumerRows; };
   // The next tile with keys, or the last.
@@ -107,22 +97,35 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       const QueryTile tile = shared.tiles.read(at);
       at.advance();
       if (tile.is_last() || tile.kv_len > 0) return tile;
-      if (params.parts > 1) {
+      if (params.is_split()) {
         keep_no_partial(shared, tile.kv_len == 0 ? -INFINITY : NAN, consumer);
-        continue;
+      } else {
+        store_without_keys<S>(params, tile.kv_len == 0, ConsumerRows(tile, consumer));
       }
-      store_without_keys<S>(params, tile.kv_len == 0, ConsumerRows(tile, consumer));
-      __syncwarp();  // see store_results
+      __syncwarp();
     }
   };
-  int emptied_q = -1;  // the slot that results leave from
-  const auto release_q = [&] {
-    if (emptied_q >= 0 && threadIdx.x % kGroupThreads == 0) {
-      hopper::tma_store_wait_read<0>();
-      hopper::arrive(shared.q_empty[consumer][emptied_q]);
-    }
-    __syncwarp();  // see store_results
-    emptied_q = -1;
+  const auto multiply_scores = [&](Scores<S>& scores) {
+    const int q_slot = hopper::uniform(at_q.slot), k_slot = hopper::uniform(at_k.slot);
+    hopper::barrier_wait(my_turn, kBoth);
+    hopper::wgmma_fence();
+    multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
+    hopper::wgmma_commit();
+    at_k.advance();
+  };
+  const auto multiply_values = [&](Outputs<S>& outputs, const Weights<S>& weights, bool adds) {
+    const int v_slot = hopper::uniform(at_v.slot);
+    shared.ring_v.wait_full(at_v);
+    hopper::wgmma_fence();
+    multiply_weights_v<S>(outputs, weights, hopper::moved(v, v_slot * kSlotV), adds);
+    hopper::wgmma_commit();
+    at_v.advance();
+  };
+  // Where the scores made last, of the block from which on the tile has `keys`, are the tile's last.
+  const auto release_q = [&](int32_t keys) {
+    if (keys > S::kTileN) return;
+    ring_q.release(at_q.slot, thread);
+    at_q.advance();
   };
 
   if (consumer == 1) hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
@@ -134,14 +137,14 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         shared.ring_k.wait_full(at_k);
         hopper::barrier_wait(my_turn, kBoth);
         hopper::barrier_arrive(its_turn, kBoth);
-        shared.ring_k.release(at_k);
+        shared.ring_k.release(at_k.slot, thread);
         at_k.advance();
-        release_q();
         shared.ring_v.wait_full(at_v);
-        shared.ring_v.release(at_v);
+        shared.ring_v.release(at_v.slot, thread);
         at_v.advance();
       }
-      if (params.parts > 1) keep_no_partial(shared, -INFINITY, consumer);
+      if (params.is_split()) keep_no_partial(shared, -INFINITY, consumer);
+      __syncwarp();
       tile = next_tile();
       continue;
     }
@@ -149,107 +152,80 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     Scores<S> scores;
     Weights<S> weights;
     softmax.start();
-    hopper::wait(shared.q_full[consumer][at_q.slot], at_q.phase);
+    ring_q.wait_full(at_q);
     shared.ring_k.wait_full(at_k);
-    hopper::barrier_wait(my_turn, kBoth);
-    hopper::wgmma_fence();
-    multiply_q_k<S>(scores, q_at(at_q.slot), k_at(at_k.slot));
-    hopper::wgmma_commit();
+    multiply_scores(scores);
     hopper::barrier_arrive(its_turn, kBoth);
-    release_q();
     hopper::wgmma_wait<0>();
     hopper::fence_registers(scores);
-    shared.ring_k.release(at_k);
-    at_k.advance();
+    shared.ring_k.release(at_k.slot_before(1), thread);
+    release_q(tile.kv_len);
     softmax.update(scores, tile.kv_len);
     round_weights<S>(weights, scores);
 
     int32_t keys_left = tile.kv_len - S::kTileN;
-    bool adds = false;  // to outputs of blocks before
+    bool adds = false;      // to outputs of blocks before
+    bool is_there = false;  // the next block of keys
     QueryTile next = tile;
     float lse[2];
     for (;;) {
       const bool finishes = keys_left <= 0;
-      QPosition next_q = at_q;
       if (finishes) {
         next = next_tile();
         if (next.is_last() || !has_rows(next)) break;
-        next_q.advance();
-        if (emptied_q >= 0) {  // this tile has one block: the next q is to come where results are
-          hopper::barrier_wait(staged, kGroupThreads);
-          release_q();
-        }
-        hopper::wait(shared.q_full[consumer][next_q.slot], next_q.phase);
+        keys_left = next.kv_len;
+        ring_q.wait_full(at_q);
       }
-      const int q_slot = hopper::uniform(next_q.slot);
-      const int k_slot = hopper::uniform(at_k.slot), v_slot = hopper::uniform(at_v.slot);
-      shared.ring_k.wait_full(at_k);
-      hopper::barrier_wait(my_turn, kBoth);
-      hopper::wgmma_fence();
-      multiply_q_k<S>(scores, q_at(q_slot), k_at(k_slot));
-      hopper::wgmma_commit();
-      shared.ring_v.wait_full(at_v);
-      hopper::wgmma_fence();
-      multiply_weights_v<S>(outputs, weights, v_at(v_slot), adds);
-      hopper::wgmma_commit();
+      if (!is_there) shared.ring_k.wait_full(at_k);
+      multiply_scores(scores);
+      multiply_values(outputs, weights, adds);
       hopper::barrier_arrive(its_turn, kBoth);
+      is_there = shared.ring_k.is_full(at_k);
       hopper::wgmma_wait<1>();  // the scores
       hopper::fence_registers(scores);
-      shared.ring_k.release(at_k);
-      at_k.advance();
+      shared.ring_k.release(at_k.slot_before(1), thread);
       float2 factor;
       if (finishes) {
         factor = softmax.finish(lse);
         softmax.start();
       }
-      const float2 correction = softmax.update(scores, finishes ? next.kv_len : keys_left);
+      const float2 correction = softmax.update(scores, keys_left);
       if (!finishes) factor = correction;
-      // Of the tile before. Here, because ptxas moves the exponentials past a wait that follows
-      // them without a branch between.
-      release_q();
+      // Not before the softmax, because ptxas moves the exponentials past a wait that follows them
+      // without a branch between.
+      release_q(keys_left);
       hopper::wgmma_wait<0>();
       hopper::fence_registers(outputs);
-      shared.ring_v.release(at_v);
-      at_v.advance();
+      shared.ring_v.release(at_v.slot_before(1), thread);
       round_weights<S>(weights, scores);
       // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
       if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
         scale_rows<S>(outputs, factor.x, factor.y);
       }
       keys_left -= S::kTileN;
-      adds = true;
+      adds = !finishes;
       if (finishes) {
-        store_results<S>(shared, params, outputs, lse, tile, consumer, at_q.slot);
-        emptied_q = at_q.slot;
-        at_q = next_q;
+        store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+        __syncwarp();
         tile = next;
-        keys_left = tile.kv_len - S::kTileN;
-        adds = false;
       }
     }
-    shared.ring_v.wait_full(at_v);
-    hopper::wgmma_fence();
-    multiply_weights_v<S>(outputs, weights, v_at(at_v.slot), adds);
-    hopper::wgmma_commit();
+    multiply_values(outputs, weights, adds);
     const float2 factor = softmax.finish(lse);
     hopper::wgmma_wait<0>();
     hopper::fence_registers(outputs);
-    shared.ring_v.release(at_v);
-    at_v.advance();
+    shared.ring_v.release(at_v.slot_before(1), thread);
     scale_rows<S>(outputs, factor.x, factor.y);
-    if (params.parts > 1) {
+    if (params.is_split()) {
       keep_partial<S>(shared, outputs, lse, consumer);
       break;  // the CTA's only tile
     }
-    store_results<S>(shared, params, outputs, lse, tile, consumer, at_q.slot);
-    release_q();  // all have met since they read it
-    emptied_q = at_q.slot;
-    at_q.advance();
+    store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+    __syncwarp();
     tile = next;
   }
   // A turn was handed on after the last scores as after all others: consumer 0 takes it.
   if (consumer == 0) hopper::barrier_wait(my_turn, kBoth);
-  if (threadIdx.x % kGroupThreads == 0) hopper::tma_store_wait_read<0>();
 }
 
 template <class S>
@@ -259,45 +235,49 @@ __global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
   const uint32_t base = hopper::shared_address(unaligned);
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
-  if (threadIdx.x == 0) {
-    hopper::prefetch_tensor_map(params.q);
-    hopper::prefetch_tensor_map(params.k);
-    hopper::prefetch_tensor_map(params.v);
-    shared.ring_k.init();
-    shared.ring_v.init();
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      for (int slot = 0; slot < kQSlots; ++slot) {
-        hopper::init(shared.q_full[consumer][slot], 1);
-        hopper::init(shared.q_empty[consumer][slot], 1);
-      }
+  const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
+  if (group == kConsumers) {
+    const bool elected = hopper::elect_one();
+    if (warp == 0) {
+      shared.tiles.init_by_warp();
+    } else if (warp == 1) {
+      if (elected) hopper::prefetch_tensor_map(params.q);
+      for (auto& ring : shared.ring_q) ring.init_by_warp();
+    } else if (warp == 2) {
+      if (elected) hopper::prefetch_tensor_map(params.k);
+      shared.ring_k.init_by_warp();
+    } else {
+      if (elected) hopper::prefetch_tensor_map(params.v);
+      shared.ring_v.init_by_warp();
     }
-    shared.tiles.init();
     hopper::fence_barrier_init();
   }
+  // Everything after may read or write what kernels before this one use. The next may start where
+  // SMs are free.
+  hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();
   __syncthreads();
-  const int group = hopper::warp_group_index();
   if (group < kConsumers) {
     hopper::take_registers<AttentionKernel::kConsumerRegisters>();
     consume<S>(shared, params, group);
-    if (params.parts > 1) {
+    if (params.is_split()) {
       hopper::cluster_sync();
-      finish_split<S>(shared, params, blockIdx.x % params.parts);
+      finish_split<S>(shared, params, hopper::cluster_cta_rank());
       hopper::cluster_sync();
     }
     return;
   }
   hopper::give_registers<AttentionKernel::kOtherRegisters>();
-  const int warp = hopper::warp_index() % 4;
   if (warp == 0) {
     find_tiles(shared, params);
   } else if (warp == 1) {
     load_q(shared, params);
-  } else if (warp == 2 && hopper::elect_one()) {
-    load_k(shared, params);
-  } else if (warp == 3 && hopper::elect_one()) {
-    load_v(shared, params);
+  } else if (warp == 2) {
+    if (hopper::elect_one()) load_k(shared, params);
+  } else {
+    if (hopper::elect_one()) load_v(shared, params);
   }
-  if (params.parts == 1) return;
+  if (!params.is_split()) return;
   __syncwarp();
   hopper::cluster_sync();
   hopper::cluster_sync();  // until the others have read this CTA's results

@@ -20,11 +20,14 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params) {
   const bool writes = threadIdx.x % 32 == 0;
   int32_t index = blockIdx.x;  // of parts of tiles
   for (;; position.advance()) {
-    QueryTile tile = finder.find(index / params.parts);
-    if (params.parts > 1) tile.take_part(index % params.parts, params.parts, S::kTileN);
+    const int32_t of_tiles = params.parts.divide(index);
+    QueryTile tile = finder.find(of_tiles);
+    if (params.is_split()) {
+      tile.take_part(params.parts.remainder(index, of_tiles), params.parts.divisor(), S::kTileN);
+    }
     if (writes) shared.tiles.write(position, tile);
     if (tile.is_last()) return;
-    if (params.parts > 1) {
+    if (params.is_split()) {
       index = kNoTile;
       continue;
     }
@@ -42,13 +45,13 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params) {
 }
 
 // A whole warp: where rows don't lie side by side, each lane loads some of them. Waits for a slot
-// until the results of the tile that had it before have left it.
+// until the consumer has made the last scores of the tile that had it before.
 template <class S>
 __device__ void load_q(Shared<S>& shared, const Params& params) {
   const int lane = threadIdx.x % 32;
   const int32_t together = params.rows_together;
   Tiles::Position at;
-  QPosition positions[kConsumers];
+  typename S::RingQ::Position positions[kConsumers];
   for (;; at.advance()) {
     const QueryTile tile = shared.tiles.read(at);
     if (tile.is_last()) return;
@@ -56,20 +59,18 @@ __device__ void load_q(Shared<S>& shared, const Params& params) {
 #pragma unroll
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       if (tile.rows <= consumer * kConsumerRows) break;
-      QPosition& position = positions[consumer];
-      hopper::Barrier& full = shared.q_full[consumer][position.slot];
-      if (lane == 0) {
-        hopper::wait(shared.q_empty[consumer][position.slot], position.phase ^ 1);
-        hopper::arrive_expect_bytes(full, S::kConfig.q_bytes());
-      }
+      auto& ring = shared.ring_q[consumer];
+      auto& position = positions[consumer];
+      if (lane == 0) ring.produce(position, S::kConfig.q_bytes());
       __syncwarp();
       for (int32_t row = lane * together; row < kConsumerRows; row += 32 * together) {
         const int32_t from =
             params.runs.row_of_batch(tile.first_row + consumer * kConsumerRows + row);
 #pragma unroll
         for (int d = 0; d < S::kHeadQk / kBlock; ++d) {
-          hopper::tma_load(shared.q[consumer][position.slot][d] + row * kBlock, params.q, full,
-                           hopper::L2Hint::kEvictFirst, d * kBlock, tile.head, from);
+          hopper::tma_load(shared.q[consumer][position.slot][d] + row * kBlock, params.q,
+                           ring.full[position.slot], hopper::L2Hint::kEvictFirst, d * kBlock,
+                           tile.head, from);
         }
       }
       position.advance();
@@ -85,7 +86,7 @@ __device__ void load_k(Shared<S>& shared, const Params& params) {
   for (;; at.advance()) {
     const QueryTile tile = shared.tiles.read_alone(at);
     if (tile.is_last()) return;
-    const int32_t kv_head = tile.head / params.heads_per_kv;
+    const int32_t kv_head = params.heads_per_kv.divide(tile.head);
 #pragma unroll 1
     for (int32_t key = 0; key < tile.kv_len; key += S::kTileN, position.advance()) {
       hopper::Barrier& full = shared.ring_k.produce(position, S::kConfig.k_bytes());
@@ -106,7 +107,7 @@ __device__ void load_v(Shared<S>& shared, const Params& params) {
   for (;; at.advance()) {
     const QueryTile tile = shared.tiles.read_alone(at);
     if (tile.is_last()) return;
-    const int32_t kv_head = tile.head / params.heads_per_kv;
+    const int32_t kv_head = params.heads_per_kv.divide(tile.head);
 #pragma unroll 1
     for (int32_t first = 0; first < tile.kv_len; first += S::kTileN, position.advance()) {
       hopper::Barrier& full = shared.ring_v.produce(position, S::kConfig.v_bytes());

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "config/fast_divisor.h"
 #include "hopper/mbarrier.cuh"
 #include "hopper/ring_position.cuh"
 
@@ -16,7 +17,6 @@ struct QueryTile {
   int32_t first_row;                 // of B * S, grouped by user
   int32_t rows;                      // at most kTileM
   int32_t kv_batch, kv_row, kv_len;  // keys kv_row ... of the batch item; kv_len < 0: not in range
-  int32_t part;                      // of the tile's keys, where they are cut
 
   __device__ bool is_last() const { return head < 0; }
   __device__ int32_t key_tiles(int32_t tile_n) const {
@@ -24,7 +24,6 @@ struct QueryTile {
   }
   // Cuts the keys down to one part of them, whole key tiles.
   __device__ void take_part(uint32_t index, uint32_t parts, int32_t tile_n) {
-    part = static_cast<int32_t>(index);
     if (kv_len <= 0) return;
     const uint32_t all = key_tiles(tile_n);  // times kMaxParts they stay in 32 bits
     const int32_t first = static_cast<int32_t>(index * all / parts) * tile_n;
@@ -41,16 +40,21 @@ struct UserRuns {
   // Rows of a flat K and V, [U] with kv_len and [U + 1] without, or null: user u has batch item u.
   const int32_t* kv_start;
   const int32_t* kv_len;  // [U], or null: all L, or up to the next user's start
-  int32_t U, B, S, H;
+  int32_t U, B, H;
+  FastDivisor S;
   int32_t L;  // rows of a batch item; of flat K and V, all of them
 
-  // Where a row of those grouped by user is among the rows of the batch; B * S and more: nowhere.
+  __device__ int32_t all_rows() const { return B * S.divisor(); }
+
+  // Where a row of those grouped by user is among the rows of the batch; all_rows() and more:
+  // nowhere.
   __device__ int32_t row_of_batch(int32_t row) const {
     if (order == nullptr) return row;
-    const int32_t candidate = row / S;
-    if (candidate >= B) return B * S;
+    const int32_t candidate = S.divide(row);
+    if (candidate >= B) return all_rows();
     const int32_t in_batch = order[candidate];
-    return in_batch < 0 || in_batch >= B ? B * S : in_batch * S + row % S;
+    return in_batch < 0 || in_batch >= B ? all_rows()
+                                         : in_batch * S.divisor() + S.remainder(row, candidate);
   }
 };
 
@@ -76,8 +80,8 @@ class TileFinder {
     const int32_t tiles = __shfl_sync(0xffffffffu, tiles_, owner);
     const int32_t of_user =
         index - before_ - (__shfl_sync(0xffffffffu, inclusive_, owner) - tiles * runs_.H);
-    const int32_t first_row = __shfl_sync(0xffffffffu, first_candidate_, owner) * runs_.S;
-    const int32_t rows = __shfl_sync(0xffffffffu, candidates_, owner) * runs_.S;
+    const int32_t first_row = __shfl_sync(0xffffffffu, first_candidate_, owner) * runs_.S.divisor();
+    const int32_t rows = __shfl_sync(0xffffffffu, candidates_, owner) * runs_.S.divisor();
     tile.head = of_user / tiles;
     const int32_t row = of_user % tiles * kTileM;
     tile.first_row = first_row + row;
@@ -85,13 +89,8 @@ class TileFinder {
     const int32_t user = first_user_ + owner;
     if (user == runs_.U) return tile;  // no keys
     tile.kv_batch = runs_.kv_start != nullptr ? 0 : user;
-    tile.kv_row = runs_.kv_start != nullptr ? runs_.kv_start[user] : 0;
-    tile.kv_len = runs_.L;
-    if (runs_.kv_len != nullptr) {
-      tile.kv_len = runs_.kv_len[user];
-    } else if (runs_.kv_start != nullptr) {
-      tile.kv_len = runs_.kv_start[user + 1] - tile.kv_row;
-    }
+    tile.kv_row = __shfl_sync(0xffffffffu, kv_row_, owner);
+    tile.kv_len = __shfl_sync(0xffffffffu, kv_len_, owner);
     const bool in_range =
         tile.kv_len >= 0 && tile.kv_row >= 0 && int64_t{tile.kv_row} + tile.kv_len <= runs_.L;
     if (!in_range) tile.kv_len = -1;
@@ -105,13 +104,23 @@ class TileFinder {
     const int32_t user = first_user + lane;
     first_user_ = first_user;
     before_ = before;
-    // Both loads at once, whatever the lane's user.
+    // All loads at once, whatever the lane's user.
     const int32_t first = runs_.user_offsets[min(user, runs_.U)];
     const int32_t next = runs_.user_offsets[min(user + 1, runs_.U)];
+    kv_row_ = 0;
+    kv_len_ = runs_.L;
+    if (user < runs_.U) {
+      if (runs_.kv_start != nullptr) kv_row_ = runs_.kv_start[user];
+      if (runs_.kv_len != nullptr) {
+        kv_len_ = runs_.kv_len[user];
+      } else if (runs_.kv_start != nullptr) {
+        kv_len_ = runs_.kv_start[user + 1] - kv_row_;
+      }
+    }
     first_candidate_ = first;
     candidates_ = (user < runs_.U ? next : runs_.B) - first;
     if (user > runs_.U) candidates_ = 0;
-    const int64_t rows = int64_t{candidates_} * runs_.S;
+    const int64_t rows = int64_t{candidates_} * runs_.S.divisor();
     tiles_ = static_cast<int32_t>((rows + kTileM - 1) / kTileM);
     inclusive_ = tiles_ * runs_.H;
 #pragma unroll
@@ -125,8 +134,9 @@ class TileFinder {
   int32_t first_user_ = 0;                        // of the 32 users at hand, a lane each
   int32_t before_ = 0;                            // tiles of the users before them, of all heads
   int32_t first_candidate_ = 0, candidates_ = 0;  // of the lane's user
-  int32_t tiles_ = 0;                             // of one of its heads
-  int32_t inclusive_ = 0;                         // of all heads of the users up to it
+  int32_t kv_row_ = 0, kv_len_ = 0;
+  int32_t tiles_ = 0;      // of one of its heads
+  int32_t inclusive_ = 0;  // of all heads of the users up to it
 };
 
 // Hands tiles from the warp that finds them to those that work on them.
@@ -137,10 +147,13 @@ struct TileRing {
   hopper::Barrier empty[kSlots];
   QueryTile tiles[kSlots];
 
-  __device__ void init() {
-    for (int slot = 0; slot < kSlots; ++slot) {
-      hopper::init(full[slot], 1);
-      hopper::init(empty[slot], kReaders);
+  // By a whole warp, as Pipeline's.
+  __device__ void init_by_warp() {
+    const int lane = threadIdx.x % 32;
+    if (lane < kSlots) {
+      hopper::init(full[lane], 1);
+    } else if (lane < 2 * kSlots) {
+      hopper::init(empty[lane - kSlots], kReaders);
     }
   }
   // By one thread.

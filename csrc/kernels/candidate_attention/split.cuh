@@ -61,24 +61,24 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
   const UserRuns& runs = params.runs;
   const QueryTile tile = shared.tiles.tiles[0];  // a CTA has one; the other slot says that
   if (tile.is_last()) return;
-  const int first = rank * kTileM / params.parts;
-  const int end = min((rank + 1) * kTileM / params.parts, tile.rows);
+  const int first = params.parts.divide(rank * kTileM);
+  const int end = min(params.parts.divide((rank + 1) * kTileM), tile.rows);
   constexpr int kChunks = S::kHeadV / 8;
   for (int i = threadIdx.x; i < (end - first) * kChunks; i += kConsumers * kGroupThreads) {
     const int row = first + i / kChunks, d = i % kChunks * 8;
     const int32_t in_batch = runs.row_of_batch(tile.first_row + row);
-    if (d >= params.Dv || in_batch >= runs.B * runs.S) continue;
+    if (d >= params.Dv || in_batch >= runs.all_rows()) continue;
     const int consumer = row / kConsumerRows, of_consumer = row % kConsumerRows;
     const float* const lse = &partial(shared).lse[consumer][of_consumer];
     float maximum = -INFINITY;
-    for (int part = 0; part < params.parts; ++part) {
+    for (int part = 0; part < params.parts.divisor(); ++part) {
       const float of_part = hopper::load_in_cluster(lse, part);
       maximum = of_part > maximum || isnan(of_part) ? of_part : maximum;
     }
     const auto* const from =
         reinterpret_cast<const float4*>(&partial(shared).outputs[consumer][of_consumer][d]);
     float sum = 0, total[8] = {};
-    for (int part = 0; part < params.parts; ++part) {
+    for (int part = 0; part < params.parts.divisor(); ++part) {
       const float weight = expf(hopper::load_in_cluster(lse, part) - maximum);
       // Also where all have -inf, which makes it NaN; unless NaN is what they have.
       if (maximum == -INFINITY || weight == 0) continue;
@@ -90,14 +90,13 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
         total[4 + k] += weight * (&high.x)[k];
       }
     }
-    const int32_t user = params.cand_to_user[in_batch / runs.S];
+    const int32_t user = params.cand_to_user[runs.S.divide(in_batch)];
     const bool exists = user >= -1 && user < runs.U;
     const float scale = !exists ? NAN : maximum == -INFINITY ? 0 : 1 / sum;
     for (float& value : total) value *= scale;
-    *reinterpret_cast<uint4*>(static_cast<T*>(params.out_rows) +
-                              (int64_t{in_batch} * runs.H + tile.head) * params.Dv +
-                              d) = {pack<T>(total[0], total[1]), pack<T>(total[2], total[3]),
-                                    pack<T>(total[4], total[5]), pack<T>(total[6], total[7])};
+    *reinterpret_cast<uint4*>(result_of<T>(params, in_batch, tile.head) + d) = {
+        pack<T>(total[0], total[1]), pack<T>(total[2], total[3]), pack<T>(total[4], total[5]),
+        pack<T>(total[6], total[7])};
     if (d == 0 && params.lse != nullptr) {
       const float value = maximum == -INFINITY ? maximum : maximum + logf(sum);
       write_lse(params, in_batch, tile.head, exists ? value : NAN);
