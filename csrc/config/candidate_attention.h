@@ -49,9 +49,9 @@ struct AttentionKernel {
 inline constexpr AttentionKernel kAttentionKernels[] = {
     {64, 64, 128, 2, 4},
     {128, 128, 128, 2, 2},
-    {192, 128, 96, 2, 2},
-    // A step is long enough to load q in. Fewer keys would be bound by reads of q from shared
-    // memory.
+    // Steps of larger heads are long enough to load q in. With fewer keys, products would be bound
+    // by reads of q from shared memory.
+    {192, 128, 128, 1, 2},
     {256, 256, 80, 1, 2},
 };
 inline constexpr int kAttentionKernelCount = static_cast<int>(std::size(kAttentionKernels));
