@@ -127,6 +127,13 @@ def test_tickets() -> None:
     out = check(args)
     for _ in range(10):
         assert torch.equal(fwd(args)[0], out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed, _ = fwd(args)
+    for _ in range(3):
+        replayed.zero_()
+        graph.replay()
+        assert torch.equal(replayed, out)
 
 
 @pytest.mark.gpu
@@ -246,6 +253,27 @@ def test_nan_stays_with_its_candidate_and_its_user() -> None:
     touched[12, 3] = touched[80:] = True
     assert torch.equal(dirty[~touched], clean[~touched])
     assert bool(dirty[touched].isnan().any(-1).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ordered", [False, True])
+def test_workspace_does_not_grow_with_keys(ordered: bool) -> None:
+    """Beside the result and lse next to nothing, also where candidates come in any order."""
+    peaks = []
+    for L in (500, 8000):
+        args = problem([64] * 8, 16, L)
+        if ordered:
+            m = ikbo.candidate_map(args[5][torch.randperm(512, device="cuda")], n_users=8)
+            args[5:8] = [m.cand_to_user, m.user_offsets, m.order]
+        fwd(args)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        out, lse = fwd(args)
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_allocated() - before - out.nbytes - lse.nbytes)
+        del out, lse
+    assert max(peaks) <= 1 << 20
 
 
 @pytest.mark.gpu
