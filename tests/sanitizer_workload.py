@@ -74,7 +74,7 @@ def main() -> None:
         concat_linear(33, 3, 72, 77, 1100, "gelu")
         concat_linear(2354, 40, 800, 57, 41, "silu")
         concat_linear(13567, 2000, 136, 9, 17, "relu2")
-        concat_linear(3861, 3, 1544, 143, 8, "gelu_tanh")
+        concat_linear(5750, 3, 264, 500, 8, "gelu_tanh")
         for rows, n_users in ((33, 3), (8191, 16000), (20001, 300), (1001, 70000)):
             users = torch.randint(-1, n_users + 1, (rows,), dtype=torch.int32, device="cuda")
             ikbo.group_candidates(users, n_users)

@@ -6,8 +6,7 @@
 namespace ikbo {
 namespace {
 
-// The users' product. The kernel may start the next one at once; itself it starts after all that is
-// ahead of it on the stream.
+// The users' product. The next kernel may start once all that is ahead of this one has ended.
 template <class T>
 void run_user_product(const ConcatLinearParams& p, const ConcatLinearProblem& problem,
                       const ConcatLinearConfig& config, cudaStream_t stream) {
@@ -24,9 +23,9 @@ void run_user_product(const ConcatLinearParams& p, const ConcatLinearProblem& pr
         static_cast<int32_t>(product.N),
         static_cast<int32_t>(product.K),
         static_cast<int32_t>(gemm_model::ceil_div(product.N, FewRowsKernel::kColumns))};
-    launch(concat_linear::few_rows_sm90<T>,
-           {static_cast<unsigned>(FewRowsKernel::ctas(product)), FewRowsKernel::kThreads}, stream,
-           params);
+    LaunchShape shape{static_cast<unsigned>(FewRowsKernel::ctas(product)), FewRowsKernel::kThreads};
+    shape.overlaps_previous = true;
+    launch(concat_linear::few_rows_sm90<T>, shape, stream, params);
     return;
   }
   gemm::JoinParams join{};
