@@ -121,7 +121,8 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     hopper::wgmma_commit();
     at_v.advance();
   };
-  // Where the scores made last, of the block from which on the tile has `keys`, are the tile's last.
+  // Where the scores made last, of the block from which on the tile has `keys`, are the tile's
+  // last.
   const auto release_q = [&](int32_t keys) {
     if (keys > S::kTileN) return;
     ring_q.release(at_q.slot, thread);
