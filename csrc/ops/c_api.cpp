@@ -6,6 +6,7 @@
 #include <exception>
 #include <string>
 
+#include "kernels/candidate_attention/candidate_attention.h"
 #include "kernels/concat_linear/concat_linear.h"
 #include "kernels/gated/gated.h"
 #include "kernels/group_candidates/group_candidates.h"
@@ -33,6 +34,7 @@ IKBO_EXPORT const char* ikbo_warmup(int device) {
       ikbo::load_concat_linear();
       ikbo::load_linear_compression();
       ikbo::load_gated();
+      ikbo::load_candidate_attention();
     }
     IKBO_CUDA_CHECK(cudaSetDevice(previous));
     return nullptr;

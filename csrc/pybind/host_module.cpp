@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "config/candidate_attention.h"
 #include "config/concat_linear.h"
 #include "config/gated.h"
 #include "config/gemm.h"
@@ -339,6 +340,50 @@ void bind_linear_compression(py::module_& m) {
       py::arg("rows"), py::arg("M"), py::arg("N"), py::arg("K"), py::arg("device"));
 }
 
+void bind_candidate_attention(py::module_& m) {
+  using Kernel = ikbo::AttentionKernel;
+  using Config = ikbo::AttentionConfig;
+  using Problem = ikbo::AttentionProblem;
+  py::class_<Kernel>(m, "AttentionKernel")
+      .def_readonly("head_qk", &Kernel::head_qk)
+      .def_readonly("head_v", &Kernel::head_v)
+      .def_readonly("tile_n", &Kernel::tile_n)
+      .def_readonly("q_slots", &Kernel::q_slots)
+      .def_readonly("stages", &Kernel::stages)
+      .def_property_readonly("shared_bytes", &Kernel::shared_bytes)
+      .def("__repr__", [](const Kernel& kernel) { return ikbo::name(kernel); });
+  py::class_<Problem>(m, "AttentionProblem")
+      .def(py::init([](int64_t B, int64_t S, int64_t H, int64_t D, int64_t Dv, int64_t U, int64_t L,
+                       bool lengths_differ, bool ordered) {
+             return Problem{B, S, H, D, Dv, U, L, lengths_differ, ordered};
+           }),
+           py::arg("B"), py::arg("S"), py::arg("H"), py::arg("D"), py::arg("Dv"), py::arg("U"),
+           py::arg("L"), py::arg("lengths_differ") = false, py::arg("ordered") = false);
+  py::class_<Config>(m, "AttentionConfig")
+      .def_property_readonly(
+          "kernel", [](const Config& config) { return ikbo::kAttentionKernels[config.kernel]; })
+      .def_readonly("parts", &Config::parts)
+      .def_readonly("ctas", &Config::ctas)
+      .def_readonly("rows_together", &Config::rows_together)
+      .def_readonly("tickets", &Config::tickets)
+      .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
+  m.def("attention_kernels", [] {
+    return std::vector<Kernel>(std::begin(ikbo::kAttentionKernels),
+                               std::end(ikbo::kAttentionKernels));
+  });
+  m.def(
+      "attention_config",
+      [](const Problem& problem, const ikbo::DeviceLimits& device) {
+        if (ikbo::attention_decline_reason(problem, device) != nullptr) {
+          throw py::value_error("a problem that is declined");
+        }
+        return ikbo::attention_config(problem, device);
+      },
+      py::arg("problem"), py::arg("device"));
+  m.def("attention_decline_reason", &ikbo::attention_decline_reason, py::arg("problem"),
+        py::arg("device"));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
@@ -350,6 +395,7 @@ PYBIND11_MODULE(_host, m) {
   bind_gated(m);
   bind_column_schedule(m);
   bind_linear_compression(m);
+  bind_candidate_attention(m);
   using Config = ikbo::GroupCandidatesConfig;
   py::class_<Config>(m, "GroupCandidatesConfig")
       .def_readonly("passes", &Config::passes)

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(32) cluster_memory_test_kernel(int size, float
   hopper::cluster_sync();
   for (int i = 0; i < 2; ++i) {
     out[64 * blockIdx.x + 32 * i + threadIdx.x] =
-        hopper::load_from_cluster(&numbers[32 * i + threadIdx.x], (rank + 2) % size);
+        hopper::load_in_cluster(&numbers[32 * i + threadIdx.x], (rank + 2) % size);
   }
   hopper::cluster_sync();
 }

@@ -224,7 +224,7 @@ __device__ void finish(Shared<S>& shared, const Params& p, const Work& work) {
       if (rank >= p.split) break;
 #pragma unroll
       for (int j = 0; j < S::kWeights; ++j) {
-        parts[j][rank] = hopper::load_from_cluster(
+        parts[j][rank] = hopper::load_in_cluster(
             reinterpret_cast<const float4*>(&shared.sums[j][token][feature]), rank);
       }
     }
