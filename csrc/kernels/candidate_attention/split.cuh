@@ -61,8 +61,9 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
   const UserRuns& runs = params.runs;
   const QueryTile tile = shared.tiles.tiles[0];  // a CTA has one; the other slot says that
   if (tile.is_last()) return;
-  const int first = params.parts.divide(rank * kTileM);
-  const int end = min(params.parts.divide((rank + 1) * kTileM), tile.rows);
+  const int first = params.parts.divide(rank * tile.rows);
+  const int end = params.parts.divide((rank + 1) * tile.rows);
+  constexpr int kMaxParts = AttentionConfig::kMaxParts;
   constexpr int kChunks = S::kHeadV / 8;
   for (int i = threadIdx.x; i < (end - first) * kChunks; i += kConsumers * kGroupThreads) {
     const int row = first + i / kChunks, d = i % kChunks * 8;
@@ -70,24 +71,36 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
     if (d >= params.Dv || in_batch >= runs.all_rows()) continue;
     const int consumer = row / kConsumerRows, of_consumer = row % kConsumerRows;
     const float* const lse = &partial(shared).lse[consumer][of_consumer];
-    float maximum = -INFINITY;
-    for (int part = 0; part < params.parts.divisor(); ++part) {
-      const float of_part = hopper::load_in_cluster(lse, part);
-      maximum = of_part > maximum || isnan(of_part) ? of_part : maximum;
-    }
     const auto* const from =
         reinterpret_cast<const float4*>(&partial(shared).outputs[consumer][of_consumer][d]);
+    // All loads are on their way before the first is needed: one takes 200 clocks and more.
+    float weights[kMaxParts];
+    float4 low[kMaxParts], high[kMaxParts];
+#pragma unroll
+    for (int part = 0; part < kMaxParts; ++part) {
+      if (part >= params.parts.divisor()) continue;
+      weights[part] = hopper::load_in_cluster(lse, part);
+      low[part] = hopper::load_in_cluster(from, part);
+      high[part] = hopper::load_in_cluster(from + 1, part);
+    }
+    float maximum = -INFINITY;
+#pragma unroll
+    for (int part = 0; part < kMaxParts; ++part) {
+      if (part >= params.parts.divisor()) continue;
+      maximum = weights[part] > maximum || isnan(weights[part]) ? weights[part] : maximum;
+    }
     float sum = 0, total[8] = {};
-    for (int part = 0; part < params.parts.divisor(); ++part) {
-      const float weight = expf(hopper::load_in_cluster(lse, part) - maximum);
+#pragma unroll
+    for (int part = 0; part < kMaxParts; ++part) {
+      if (part >= params.parts.divisor()) continue;
+      const float weight = expf(weights[part] - maximum);
       // Also where all have -inf, which makes it NaN; unless NaN is what they have.
       if (maximum == -INFINITY || weight == 0) continue;
       sum += weight;
-      const float4 low = hopper::load_in_cluster(from, part);
-      const float4 high = hopper::load_in_cluster(from + 1, part);
+#pragma unroll
       for (int k = 0; k < 4; ++k) {
-        total[k] += weight * (&low.x)[k];
-        total[4 + k] += weight * (&high.x)[k];
+        total[k] += weight * (&low[part].x)[k];
+        total[4 + k] += weight * (&high[part].x)[k];
       }
     }
     const int32_t user = params.cand_to_user[runs.S.divide(in_batch)];
