@@ -36,15 +36,68 @@ def linear_compression(B: int, U: int, M: int, N: int, Kc: int, Ku: int, activat
     torch.ops.ikbo.linear_compression_add(e_cand, w_cand, part, bias, users)
 
 
+def gated(M: int, N: int, K: int, out_features: int, activation: str) -> None:
+    """Weights with odd row strides are packed first."""
+    x, w_gate, w_up = (
+        torch.randn(rows, (K + 7) // 8 * 8, dtype=torch.bfloat16, device="cuda")[:, :K]
+        for rows in (M, N, N)
+    )
+    w_down = torch.randn(out_features, N, dtype=torch.bfloat16, device="cuda")
+    bias = torch.randn(N, dtype=torch.bfloat16, device="cuda")
+    mlp = (x, w_gate, w_up.contiguous(), bias, None, w_down, None, activation)
+    torch.ops.ikbo.gated_mlp(*mlp)
+    out, *saved = torch.ops.ikbo.gated_mlp_fwd(*mlp)
+    torch.ops.ikbo.gated_mlp_bwd(out, x, w_gate, w_up, w_down, *saved, activation, 0b1111111)
+    out, preact = torch.ops.ikbo.linear_act_fwd(x, w_gate, bias, activation)
+    torch.ops.ikbo.linear_act_bwd(out, x, w_gate, preact, activation, 0b111)
+    torch.ops.ikbo.linear_act(x, w_gate[:3], None, activation)
+
+
+def candidate_attention(
+    B: int, S: int, U: int, L: int, H: int, Hk: int, D: int, Dv: int, flat: bool
+) -> None:
+    """Histories of any length, candidates in any order and grouped, some without a user; backward
+    where flash attention takes it."""
+    q = torch.randn(B, S, H, D, dtype=torch.bfloat16, device="cuda")
+    k, v = (torch.randn(U, L, Hk, d, dtype=torch.bfloat16, device="cuda") for d in (D, Dv))
+    kv_len = torch.randint(0, L + 1, (U,), dtype=torch.int32, device="cuda")
+    start = None
+    if flat:
+        k, v = k.flatten(0, 1), v.flatten(0, 1)
+        start = torch.arange(0, U * L, L, dtype=torch.int32, device="cuda")
+    users = torch.randint(-1, U + 1, (B,), dtype=torch.int32, device="cuda")
+    out, lse = torch.ops.ikbo.candidate_attention_fwd(q, k, v, start, kv_len, users)
+    counts = torch.full((U,), B // U, dtype=torch.int32)
+    m = ikbo.candidate_map(counts=counts, n_candidates=B, device="cuda")
+    grouped = (m.cand_to_user, m.user_offsets, m.order)
+    torch.ops.ikbo.candidate_attention(q, k, v, start, kv_len, *grouped)
+    if not flat:
+        torch.ops.ikbo.candidate_attention_bwd(
+            torch.ones_like(out), q, k, v, out, lse, start, kv_len, users, None, None, None, 7
+        )
+
+
 def main() -> None:
     with ikbo.strict():
+        gated(5, 72, 1030, 136, "silu")
+        gated(33, 72, 77, 136, "gelu")
+        gated(65, 8816, 1487, 136, "silu")
+        gated(13384, 80, 66, 136, "relu2")
+        gated(4659, 408, 82, 776, "gelu_tanh")
+        gated(300, 264, 136, 200, "gelu")
+        candidate_attention(33, 5, 4, 300, 2, 2, 64, 64, False)
+        candidate_attention(33, 5, 4, 300, 4, 2, 128, 128, True)
+        candidate_attention(40, 3, 3, 200, 2, 1, 192, 128, False)
+        candidate_attention(40, 3, 3, 200, 2, 2, 136, 200, True)
+        candidate_attention(9, 1, 1, 3000, 1, 1, 128, 128, False)  # keys in parts
+        candidate_attention(600, 64, 9, 130, 2, 2, 64, 64, True)  # tickets
         linear_compression(9, 2, 65, 72, 77, 9, "gelu")
         linear_compression(150, 7, 128, 64, 70, 130, "none")
         linear_compression(700, 7, 433, 64, 70, 66, "silu")
         concat_linear(33, 3, 72, 77, 1100, "gelu")
         concat_linear(2354, 40, 800, 57, 41, "silu")
         concat_linear(13567, 2000, 136, 9, 17, "relu2")
-        concat_linear(3861, 3, 1544, 143, 8, "gelu_tanh")
+        concat_linear(5750, 3, 264, 500, 8, "gelu_tanh")
         for rows, n_users in ((33, 3), (8191, 16000), (20001, 300), (1001, 70000)):
             users = torch.randint(-1, n_users + 1, (rows,), dtype=torch.int32, device="cuda")
             ikbo.group_candidates(users, n_users)

@@ -255,6 +255,17 @@ def test_a_range_that_leaves_its_tensor_makes_its_user_nan(name: str, device: st
 
 
 @every_device
+def test_offsets_that_leave_the_tensor_or_decrease(device: str) -> None:
+    args = candidate_attention_args(device, torch.float32, form="offsets", B=5, U=3, L=5)
+    keys = args[1].shape[0]
+    for offsets, wrong in (([0, 3, keys + 1, keys], [1, 2]), ([-1, 3, 3, keys], [0])):
+        out, lse = _fwd(_set(args, users=[0, 1, 2, 1, -1], kv_start=offsets))
+        for row, user in enumerate([0, 1, 2, 1, -1]):
+            assert bool(out[row].isnan().all() == (user in wrong))
+            assert bool(lse[row].isnan().all() == (user in wrong))
+
+
+@every_device
 def test_ranges_up_to_the_end_are_valid(device: str) -> None:
     args = candidate_attention_args(device, torch.float64, form="slab", B=5, U=3, L=5)
     args = _set(args, kv_start=[20, 15, 0], kv_len=[0, 5, 20])
@@ -428,6 +439,7 @@ def test_no_copy_of_the_users_per_candidate(form: str) -> None:
 def test_messages_say_what_was_expected() -> None:
     dense = candidate_attention_args("cpu", torch.float32)
     flat = candidate_attention_args("cpu", torch.float32, form="jagged")
+    offsets = candidate_attention_args("cpu", torch.float32, form="offsets")
     start, length = flat[3:5]
     for args, i, wrong, message in (
         (dense, 0, dense[0][0], r"expected q of shape \[B, S, H, D\]"),
@@ -444,8 +456,9 @@ def test_messages_say_what_was_expected() -> None:
         (dense, 3, start, "expected no kv_start with dense k"),
         (dense, 4, length[:2], r"expected kv_len of shape \[U\] = \[3\]"),
         (dense, 4, length.float(), "expected kv_len in int32 or int64, got float32"),
-        (flat, 3, None, "expected kv_start and kv_len with flat k .* got kv_len alone"),
-        (flat, 4, None, "expected kv_start and kv_len with flat k .* got kv_start alone"),
+        (flat, 3, None, "expected kv_start with flat k .* got kv_len alone"),
+        (offsets, 3, None, "expected kv_start with flat k .* got neither it nor kv_len"),
+        (offsets, 3, start[:0], r"expected offsets kv_start \[U \+ 1\], got none at all"),
         (flat, 4, length[:2], r"expected kv_len of shape \[U\] = \[3\]"),
         (flat, 2, flat[2][1:], r"expected v.size\(0\) == k.size\(0\)"),
         (dense, 5, dense[5].float(), "expected cand_to_user in int32 or int64, got float32"),

@@ -98,8 +98,8 @@ def test_shapes(dtype: torch.dtype, K: int, N: int) -> None:
     ("problem", "kernel"),
     [
         # B, U, N, Kc, Ku: two and more tiles a CTA.
-        ((3861, 3, 1544, 143, 72), "128x256x64_cooperative_cluster1"),
-        ((6164, 70, 1312, 451, 200), "128x256x64_cooperative_cluster1"),
+        ((12773, 5, 408, 1096, 165), "128x256x64_cooperative_cluster1"),
+        ((13301, 1, 392, 1125, 58), "128x256x64_cooperative_cluster1"),
         ((13567, 5, 136, 3, 40), "128x128x64_ping_pong_cluster1"),
         ((11289, 11289, 296, 8, 136), "128x128x64_ping_pong_cluster1"),
         ((2354, 5, 800, 56, 40), "64x128x64_ping_pong_cluster1"),

@@ -316,6 +316,17 @@ def test_cluster(call: Call, size: int) -> None:
     assert torch.equal(out, torch.stack(expected, dim=1))
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_shared_memory_of_a_cluster(call: Call, size: int) -> None:
+    clusters = 5
+    out = torch.full((clusters, size, 2, 32, 4), NAN, device="cuda")
+    call("cluster_memory", size, clusters, out)
+    number = torch.arange(32.0 * size * clusters, device="cuda").reshape(clusters, size, 32)
+    own = torch.stack([number, -number, number + 0.25, number + 0.5], dim=-1)
+    assert torch.equal(out[:, :, 0], own.roll(-2, 1))
+    assert torch.equal(out[:, :, 1], own.roll(-1, 1))
+
+
 @pytest.mark.parametrize("by_copy_engine", [False, True])
 def test_flags_hand_data_from_cta_to_cta(call: Call, by_copy_engine: bool) -> None:
     rows = 65

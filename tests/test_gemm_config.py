@@ -114,7 +114,7 @@ def test_order_of_the_most_tiles() -> None:
 
 def test_kernels_fit_an_sm() -> None:
     kernels = _host.gemm_kernels()
-    assert len({repr(kernel) for kernel in kernels}) == len(kernels) <= 6
+    assert len({repr(kernel) for kernel in kernels}) == len(kernels) <= 8
     for kernel in kernels:
         stage = 2 * 64 * (kernel.tile_m + kernel.tile_n)
         staging = 2 * 16 * 1024
@@ -339,7 +339,7 @@ def test_config_prints_as_json() -> None:
     assert json.loads(repr(config)) == {
         "kernel": "gemm_sm90_128x256x64_cooperative_cluster2",
         "stages": 4,
-        "shared_bytes": 231424,
+        "shared_bytes": 232448,
         "grid": 132,
         "m_tiles": 64,
         "n_tiles": 32,

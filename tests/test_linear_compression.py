@@ -206,6 +206,21 @@ def test_no_copy_of_the_users_per_candidate(name: str) -> None:
 
 
 @every_family
+def test_training_steps_leave_no_memory_behind(name: str) -> None:
+    args = FAMILIES[name][0]("cpu", torch.float32, B=512, U=3)
+    inputs = [a.requires_grad_() for a in args[:5]]
+
+    def step() -> None:
+        torch.autograd.grad(_call(name, (*inputs, *args[5:])).sum(), inputs)
+
+    step()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step()
+    events = profile.profiler.kineto_results.events()
+    assert sum(event.nbytes() for event in events if event.name() == "[memory]") == 0
+
+
+@every_family
 def test_messages_say_what_was_expected(name: str) -> None:
     args = list(FAMILIES[name][0]("cpu", torch.float32))
     for i, wrong, message in (

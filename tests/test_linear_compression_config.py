@@ -30,14 +30,21 @@ def headline(B: int, ratio: int, device: object = H200) -> object:
 def test_kernels_fit_an_sm() -> None:
     assert [kernel.tile_m for kernel in KERNELS] == TILES_M
     for kernel in KERNELS:
-        w, e, staging = (128 * rows for rows in (kernel.tile_m, 64, kernel.tile_m))
+        w, e, staging = (
+            2 * rows * columns
+            for rows, columns in (
+                (kernel.tile_m, kernel.tile_k),
+                (64, kernel.tile_k),
+                (kernel.tile_m, 64),
+            )
+        )
         rings = kernel.w_stages * w + 2 * kernel.e_stages * e
         small = 4 * kernel.tile_m + 512  # bias, barriers
         assert rings + kernel.staging_buffers * staging + small + 1024 <= kernel.shared_bytes
         assert kernel.shared_bytes <= SHARED_BYTES
         assert 1 <= kernel.staging_buffers <= 2
         assert kernel.sums == kernel.tile_m * 64 // 128
-        assert repr(kernel) == f"linear_compression_sm90_{kernel.tile_m}x128x64"
+        assert repr(kernel) == f"linear_compression_sm90_{kernel.tile_m}x128x{kernel.tile_k}"
 
 
 # ---- configs -----------------------------------------------------------------------------------
@@ -51,7 +58,7 @@ def check_config(config: object, shape: tuple[int, int, int, int], device: objec
     assert (config.units_per_row - 1) * 64 < N <= config.units_per_row * 64
     assert schedule.units == rows * config.units_per_row
     assert schedule.consumers == 2
-    assert (schedule.k_blocks - 1) * 64 < K <= schedule.k_blocks * 64
+    assert (schedule.k_blocks - 1) * kernel.tile_k < K <= schedule.k_blocks * kernel.tile_k
     assert config.grid == config.m_tiles * schedule.workers
     # At most three CTAs an SM, one after another; but W has as many tiles as it has.
     assert schedule.workers == 1 or config.grid <= 3 * device.sm_count
@@ -110,30 +117,34 @@ def test_every_problem_has_a_plan(
     assert (plan.users is not None) == makes_part
     if makes_part:
         check_config(plan.users, (U, M, N, Ku), device)
-        assert repr(plan.users.kernel) == repr(plan.candidates.kernel)
 
 
 @given(
     B=st.integers(1, 300), U=st.integers(1, 40), M=st.integers(1, 500), N=columns,
     Kc=st.integers(1, 1500), Ku=st.integers(1, 1500), device=devices,
 )  # fmt: skip
-def test_no_other_kernel_is_estimated_faster(
+def test_no_plan_of_whole_launches_is_estimated_faster(
     B: int, U: int, M: int, N: int, Kc: int, Ku: int, device: object
 ) -> None:
+    """Nor is one that runs side by side by chance: the plan may have made room for that."""
+    HAND_OVER, EPILOGUE_BYTES_PER_CLOCK = 2500, 13
+
     def clocks(users: object, candidates: object) -> float:
-        if users.grid + candidates.grid <= device.sm_count:  # side by side
-            return max(users.clocks, candidates.clocks)
-        return users.clocks + candidates.clocks
+        if users.grid + candidates.grid > device.sm_count:
+            return users.clocks + candidates.clocks
+        epilogue = 128 * candidates.kernel.tile_m / EPILOGUE_BYTES_PER_CLOCK
+        return max(candidates.clocks, users.clocks + HAND_OVER + epilogue)
 
     plan = _host.linear_compression_plan(B, U, M, N, Kc, Ku, device)
-    every = [
-        clocks(
-            _host.linear_compression_config_of(kernel, U, M, N, Ku, False, device),
-            _host.linear_compression_config_of(kernel, B, M, N, Kc, True, device),
-        )
-        for kernel in range(len(KERNELS))
-    ]
-    assert clocks(plan.users, plan.candidates) == min(every)
+    of_users, of_candidates = (
+        [
+            _host.linear_compression_config_of(kernel, *shape, device)
+            for kernel in range(len(KERNELS))
+        ]
+        for shape in ((U, M, N, Ku, False), (B, M, N, Kc, True))
+    )
+    best = min(clocks(u, c) for u in of_users for c in of_candidates)
+    assert clocks(plan.users, plan.candidates) <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("device", DEVICES[:3], ids=lambda device: f"{device.sm_count}_SMs")
@@ -145,10 +156,10 @@ def test_headline_fills_the_gpu_once(B: int, ratio: int, device: object) -> None
     check_config(candidates, (B, M, N, KC), device)
     check_config(plan.users, (ceil_div(B, ratio), M, N, KU), device)
     assert candidates.grid <= device.sm_count
-    if B >= 64:
+    if B >= 512:
         assert candidates.kernel.tile_m == 224
         assert candidates.grid + 1 >= device.sm_count
-        assert candidates.utilisation > (0.7 if B >= 512 else 0.5)
+        assert candidates.utilisation > 0.7
 
 
 def test_shape_without_output_has_no_plan() -> None:
@@ -203,11 +214,11 @@ def test_a_kernel_that_does_not_fit_is_left_out() -> None:
 
 # Thousands of clocks of the slowest CTA on an H200, of each kernel: rows, M, N, K, adds a part.
 MEASURED = {
-    (1024, M, N, KC, True): {224: 477},
-    (512, M, N, KU, False): {224: 298},
-    (64, M, N, KC, True): {224: 39, 128: 55, 64: 80},
-    (15, 128, 64, 512, False): {224: 9.6, 128: 8.4, 64: 7.7},
-    (1, M, N, KU, False): {224: 14.7, 128: 13.2, 64: 12.3},
+    (1024, M, N, KC, True): {224: 461},
+    (64, M, N, KC, True): {224: 39.5},
+    (32, M, N, KC, True): {224: 23.1, 128: 26.0},
+    (16, 128, 64, 512, False): {224: 9.0, 128: 8.2},
+    (1, M, N, KC, True): {224: 12.9, 128: 11.0},
 }
 
 
@@ -219,28 +230,28 @@ def test_estimates_are_near_what_was_measured(shape: tuple[int, int, int, int, b
         for tile_m in measured
     }
     for tile_m, clocks in measured.items():
-        assert estimated[tile_m] == pytest.approx(clocks, rel=0.1)
+        assert estimated[tile_m] == pytest.approx(clocks, rel=0.12)
     assert sorted(measured, key=measured.__getitem__) == sorted(
         estimated, key=estimated.__getitem__
     )
 
 
 @pytest.mark.parametrize(
-    ("problem", "tile_m"),
+    ("problem", "of_users", "of_candidates"),
     [
-        ((1024, 15, M, N, KC, KU), 224),
-        ((1024, 512, M, N, KC, KU), 224),
-        ((512, 8, M, N, KC, KU), 224),
-        ((64, 8, M, N, KC, KU), 224),
-        # 11.4 us, against 15.4 for 128 and 14.2 for 64: only these users and candidates run side
-        # by side.
-        ((8, 1, M, N, KC, KU), 224),
-        ((1, 1, M, N, KC, KU), 64),  # 9.3 us, against 10.1 for 128 and 11.2 for 224
-        ((1024, 15, 128, 64, 512, 512), 128),
+        ((1024, 512, M, N, KC, KU), 224, 224),
+        ((64, 8, M, N, KC, KU), 64, 224),
+        # Side by side: 28 CTAs and 64. By one kernel for both 12.4 us and more.
+        ((8, 1, M, N, KC, KU), 64, 224),
+        ((1, 1, M, N, KC, KU), 64, 64),
+        ((1024, 15, 128, 64, 512, 512), 224, 128),  # 15 CTAs and 117
     ],
 )
-def test_the_fastest_kernel_is_chosen(problem: tuple[int, ...], tile_m: int) -> None:
-    assert _host.linear_compression_plan(*problem, H200).candidates.kernel.tile_m == tile_m
+def test_the_fastest_kernels_are_chosen(
+    problem: tuple[int, ...], of_users: int, of_candidates: int
+) -> None:
+    plan = _host.linear_compression_plan(*problem, H200)
+    assert (plan.users.kernel.tile_m, plan.candidates.kernel.tile_m) == (of_users, of_candidates)
 
 
 # ---- explain -----------------------------------------------------------------------------------

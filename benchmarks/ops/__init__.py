@@ -12,6 +12,7 @@ OPS = (
     "candidate_attention",
     "norms",
     "gated_mlp",
+    "tower",
     "group_candidates",
     "gemm",
 )

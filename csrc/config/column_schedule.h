@@ -14,6 +14,9 @@ namespace ikbo {
 // Over several rounds the consumers start a fraction of a round apart, each in the middle of W (the
 // order of a sum is free), so that one's epilogue runs under the others' products.
 struct ColumnSchedule {
+  // Starting apart costs a part of a round at either end, so it must be worth it.
+  static constexpr int32_t kMinRotatedRounds = 3;
+
   int32_t units = 0;
   int32_t workers = 0;
   int32_t consumers = 0;
@@ -22,6 +25,7 @@ struct ColumnSchedule {
   // the workers first, then over their consumers.
   int32_t full_rounds = 0;
   int32_t leftover = 0;
+  int32_t apart = 0;  // steps between the starts of neighbouring consumers
 
   constexpr ColumnSchedule() = default;
   // All at least 1.
@@ -31,7 +35,8 @@ struct ColumnSchedule {
         consumers(consumers),
         k_blocks(k_blocks),
         full_rounds(units / (workers * consumers)),
-        leftover(units % (workers * consumers)) {}
+        leftover(units % (workers * consumers)),
+        apart(full_rounds >= kMinRotatedRounds ? k_blocks / consumers : 0) {}
 
   // Never more for a later worker or consumer than for an earlier one.
   constexpr int32_t tiles(int32_t worker, int32_t consumer) const {
@@ -45,11 +50,7 @@ struct ColumnSchedule {
            (tile < full_rounds ? worker * consumers + consumer : consumer * workers + worker);
   }
 
-  // Starting apart costs a part of a round at either end, so it must be worth it.
-  static constexpr int32_t kMinRotatedRounds = 3;
-  constexpr int32_t first_step(int32_t consumer) const {
-    return full_rounds >= kMinRotatedRounds ? consumer * k_blocks / consumers : 0;
-  }
+  constexpr int32_t first_step(int32_t consumer) const { return consumer * apart; }
   constexpr int32_t end_step(int32_t worker, int32_t consumer) const {
     return first_step(consumer) + tiles(worker, consumer) * k_blocks;
   }

@@ -21,9 +21,10 @@ struct ConcatLinearProblem {
 // The kernels find a row of the part by its number of 16 bytes, in 32 bits.
 inline constexpr int64_t kMaxPartElements = int64_t{8} * 0xffffffff;
 
-// The kernels of kGemmKernels that exist with the joining epilogue. Pairs of CTAs save L2 traffic
-// that tiles of 128 x 256 don't need to save.
-inline constexpr int kJoinKernels[] = {2, 4, 5};
+// Of the kernels of kGemmKernels that exist with the joining epilogue (kJoinKernels), those that
+// join parts. Pairs of CTAs save L2 traffic that tiles of 128 x 256 don't need to save.
+inline constexpr int kConcatKernels[] = {2, 5, 6};
+inline constexpr int kJoinKernels[] = {2, 4, 5, 6};
 
 // The product of few rows: a CTA takes 16 columns, so that many SMs share the reading of the
 // weight, and its warps share K. Its operands go straight to registers: no ring to set up, which at
@@ -42,7 +43,7 @@ struct FewRowsKernel {
 enum class UserProduct {
   kNone,
   kFewRows,
-  kGemm,  // one of kJoinKernels with nothing to join
+  kGemm,  // one of kConcatKernels with nothing to join
 };
 
 struct ConcatLinearConfig {
@@ -60,28 +61,6 @@ constexpr GemmProblem candidates_product(const ConcatLinearProblem& p) {
   return {p.B, p.N, p.Kc, 1};
 }
 constexpr GemmProblem users_product(const ConcatLinearProblem& p) { return {p.U, p.N, p.Ku, 1}; }
-
-struct Choice {
-  int kernel;  // index in kGemmKernels
-  double clocks;
-};
-
-// The join kernel with the least estimated clocks.
-constexpr Choice best_join_kernel(const GemmProblem& problem, const DeviceLimits& device) {
-  Choice best{-1, 0};
-  for (const int kernel : kJoinKernels) {
-    if (!gemm_model::is_usable(kGemmKernels[kernel], problem, device)) continue;
-    const double clocks = gemm_model::clocks(kGemmKernels[kernel], problem, device);
-    if (best.kernel < 0 || clocks < best.clocks) best = {kernel, clocks};
-  }
-  return best;
-}
-
-constexpr bool is_usable(const GemmProblem& problem, const DeviceLimits& device) {
-  return std::any_of(std::begin(kJoinKernels), std::end(kJoinKernels), [&](int kernel) {
-    return gemm_model::is_usable(kGemmKernels[kernel], problem, device);
-  });
-}
 
 // Clocks of the SM with the most CTAs: its operands' way from L2, which one CTA at a time leaves
 // idle at its start and end.
@@ -108,7 +87,8 @@ constexpr const char* concat_linear_decline_reason(const ConcatLinearProblem& pr
   if (problem.Kc == 0) return "candidates without features";
   for (const GemmProblem& product : {candidates_product(problem), users_product(problem)}) {
     if (const char* reason = gemm_decline_reason(product, device)) return reason;
-    if (!is_usable(product, device)) return "more than 2^30 output tiles";
+    if (!gemm_model::any_is_usable(kConcatKernels, product, device))
+      return "more than 2^30 output tiles";
   }
   if (problem.U * problem.N >= kMaxPartElements) return "a product of the users of 64 GiB or more";
   return nullptr;
@@ -120,11 +100,11 @@ constexpr ConcatLinearConfig concat_linear_config(const ConcatLinearProblem& pro
   using namespace concat_linear_model;
   const GemmProblem candidates = candidates_product(problem), users = users_product(problem);
   ConcatLinearConfig config{};
-  config.candidates =
-      gemm_config_of(best_join_kernel(candidates, device).kernel, candidates, device);
+  config.candidates = gemm_config_of(gemm_model::best_of(kConcatKernels, candidates, device).kernel,
+                                     candidates, device);
   config.user_product = UserProduct::kNone;
   if (problem.U > 0 && problem.Ku > 0) {
-    const Choice choice = best_join_kernel(users, device);
+    const gemm_model::Choice choice = gemm_model::best_of(kConcatKernels, users, device);
     const bool few = few_rows_clocks(users, device) < choice.clocks;
     config.user_product = few ? UserProduct::kFewRows : UserProduct::kGemm;
     if (!few) config.users = gemm_config_of(choice.kernel, users, device);

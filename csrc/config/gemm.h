@@ -38,12 +38,12 @@ struct GemmKernel {
   // Beside a wgmma's accumulators: ptxas takes n <= 200 (100 accumulators) where it has 128
   // registers.
   static constexpr int kOtherRegisters = 28;
-  // Beside all accumulators of a consumer: a 128 x 192 ping-pong tile (192 of them) spilled 584
-  // bytes.
-  static constexpr int kOtherConsumerRegisters = 48;
-  // Two 64 x 64 boxes of results a consumer: one is filled while TMA stores the other.
-  static constexpr int kStagingBytes = kConsumers * 2 * 64 * 64 * kElementBytes;
-  static constexpr int kBarrierBytes = 1024;
+  // Beside all accumulators of a consumer: with 192 of them the epilogues take 37.
+  static constexpr int kOtherConsumerRegisters = 40;
+  // 64 x 64 boxes of results a consumer: one is filled while TMA stores the other.
+  static constexpr int kStagingBuffers = 2;
+  static constexpr int kBufferBytes = kConsumers * 64 * 64 * kElementBytes;  // of both consumers
+  static constexpr int kBarrierBytes = 2048;    // and what an epilogue keeps: biases
   static constexpr int kAlignmentBytes = 1024;  // 128-byte swizzle repeats every 1024
 
   int tile_m;
@@ -60,21 +60,30 @@ struct GemmKernel {
   constexpr int accumulators_of_wgmma() const { return 64 * tile_n / kWarpGroupThreads; }
   constexpr int stage_bytes() const { return (tile_m + tile_n) * kTileK * kElementBytes; }
   constexpr int shared_bytes() const {
-    return stages * stage_bytes() + kStagingBytes + kBarrierBytes + kAlignmentBytes;
+    return stages * stage_bytes() + kStagingBuffers * kBufferBytes + kBarrierBytes +
+           kAlignmentBytes;
+  }
+  // The stages that are left by an epilogue with more buffers than two.
+  constexpr int stages_beside(int buffers) const {
+    const int more_bytes = (buffers - kStagingBuffers) * kBufferBytes;
+    return stages - (more_bytes + stage_bytes() - 1) / stage_bytes();
   }
 };
 
-// Where two are estimated alike, the earlier one is taken. A 256 x 128 tile without cluster would
-// save 0.1 % more of the estimated clocks, over random problems; 128 x 192 saves 3 %.
+// Where two are estimated alike, the earlier one is taken.
 inline constexpr GemmKernel kGemmKernels[] = {
     {128, 256, 4, 2, GemmSchedule::kCooperative},  // large problems: fewest bytes an FMA
     {256, 128, 4, 2, GemmSchedule::kCooperative},  // where N fills 128 columns but not 256
     {128, 256, 4, 1, GemmSchedule::kCooperative},  // single waves, odd numbers of M tiles
     {256, 128, 4, 1, GemmSchedule::kCooperative},
+    {128, 128, 6, 2, GemmSchedule::kPingPong},  // epilogues that are much of the work
     {128, 128, 6, 1, GemmSchedule::kPingPong},  // less than a wave of the above
     {64, 128, 8, 1, GemmSchedule::kPingPong},   // small problems: the most CTAs
+    {128, 192, 4, 2, GemmSchedule::kPingPong},  // to be measured: fewer bytes an FMA than 128 x 128
 };
 inline constexpr int kGemmKernelCount = static_cast<int>(std::size(kGemmKernels));
+// What the plain epilogue runs on.
+inline constexpr int kPlainKernels[] = {0, 1, 2, 3, 5, 6};
 
 constexpr bool gemm_kernel_is_possible(const GemmKernel& kernel) {
   constexpr int kMaxSharedBytes = 227 * 1024;
@@ -117,6 +126,8 @@ inline constexpr double kFlopsPerClock = 4096;  // dense 16-bit, of an SM
 // time by 128 x 256 ones, as an H200 does.
 inline constexpr double kL2BytesPerClock = 60;
 inline constexpr double kIngestBytesPerClock = 64;  // into one SM at most; out of it likewise
+// An epilogue that rounds and stores, for each sum of its tile.
+inline constexpr double kPlainEpilogueClocks = GemmKernel::kElementBytes / kIngestBytesPerClock;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -154,18 +165,44 @@ constexpr double step_clocks(const GemmKernel& kernel, int64_t grid, const Devic
   return std::max(products, bytes / rate);
 }
 
-// Clocks of the SM with the most tiles.
+// Clocks of the SM with the most tiles. The epilogue's are those of one sum.
 constexpr double clocks(const GemmKernel& kernel, const GemmProblem& problem,
-                        const DeviceLimits& device) {
+                        const DeviceLimits& device, double epilogue_clocks = kPlainEpilogueClocks) {
   const int64_t resident = resident_clusters(kernel, problem, device);
   const auto waves = static_cast<double>(ceil_div(clusters(kernel, problem), resident));
   const double products = static_cast<double>(ceil_div(problem.K, GemmKernel::kTileK)) *
                           step_clocks(kernel, resident * kernel.cluster_m, device);
-  const double epilogue = static_cast<double>(kernel.tile_m) * kernel.tile_n *
-                          GemmKernel::kElementBytes / kIngestBytesPerClock;
+  const double epilogue = static_cast<double>(kernel.tile_m) * kernel.tile_n * epilogue_clocks;
   if (kernel.schedule == GemmSchedule::kCooperative) return waves * (products + epilogue);
   // Two tiles are under way: each takes products + epilogue, and only the products exclude another.
   return (waves - 1) * std::max(products, (products + epilogue) / 2) + products + epilogue;
+}
+
+// Some of kGemmKernels: those that exist with an epilogue.
+template <size_t kCount>
+constexpr bool any_is_usable(const int (&kernels)[kCount], const GemmProblem& problem,
+                             const DeviceLimits& device) {
+  return std::any_of(std::begin(kernels), std::end(kernels),
+                     [&](int kernel) { return is_usable(kGemmKernels[kernel], problem, device); });
+}
+
+struct Choice {
+  int kernel;  // index in kGemmKernels; -1 where none is usable
+  double clocks;
+};
+
+// The one of them with the least estimated clocks.
+template <size_t kCount>
+constexpr Choice best_of(const int (&kernels)[kCount], const GemmProblem& problem,
+                         const DeviceLimits& device,
+                         double epilogue_clocks = kPlainEpilogueClocks) {
+  Choice best{-1, std::numeric_limits<double>::infinity()};
+  for (const int kernel : kernels) {
+    if (!is_usable(kGemmKernels[kernel], problem, device)) continue;
+    const double estimate = clocks(kGemmKernels[kernel], problem, device, epilogue_clocks);
+    if (estimate < best.clocks) best = {kernel, estimate};
+  }
+  return best;
 }
 
 }  // namespace gemm_model
@@ -176,19 +213,23 @@ constexpr const char* gemm_decline_reason(const GemmProblem& problem, const Devi
   if (std::max({problem.M, problem.N, problem.K, problem.batch}) > kMaxSize) {
     return "a size of 2^31 or more, which TMA coordinates can't hold";
   }
-  const GemmKernel& smallest = kGemmKernels[kGemmKernelCount - 1];
-  if (smallest.shared_bytes() > device.max_shared_bytes_per_cta || device.sm_count < 1) {
+  const bool has_shared_memory =
+      std::any_of(std::begin(kGemmKernels), std::end(kGemmKernels), [&](const GemmKernel& kernel) {
+        return kernel.shared_bytes() <= device.max_shared_bytes_per_cta;
+      });
+  if (!has_shared_memory || device.sm_count < 1) {
     return "a device without the shared memory or the SMs of any kernel";
   }
-  for (const GemmKernel& kernel : kGemmKernels) {
-    if (gemm_model::is_usable(kernel, problem, device)) return nullptr;
+  if (!gemm_model::any_is_usable(kPlainKernels, problem, device)) {
+    return "more than 2^30 output tiles";
   }
-  return "more than 2^30 output tiles";
+  return nullptr;
 }
 
 // The config of one kernel that is usable for the problem, which has an output.
 constexpr GemmConfig gemm_config_of(int index, const GemmProblem& problem,
-                                    const DeviceLimits& device) {
+                                    const DeviceLimits& device,
+                                    double epilogue_clocks = gemm_model::kPlainEpilogueClocks) {
   const GemmKernel& kernel = kGemmKernels[index];
   const int64_t resident = gemm_model::resident_clusters(kernel, problem, device);
   const TileGrid tiles{
@@ -215,7 +256,7 @@ constexpr GemmConfig gemm_config_of(int index, const GemmProblem& problem,
   });
   config.order = TileOrder(tiles, config.raster);
   config.waves = static_cast<int32_t>(gemm_model::ceil_div(config.order.tiles(), config.grid));
-  config.clocks = gemm_model::clocks(kernel, problem, device);
+  config.clocks = gemm_model::clocks(kernel, problem, device, epilogue_clocks);
   config.utilisation = 2.0 * static_cast<double>(problem.M) * static_cast<double>(problem.N) *
                        static_cast<double>(problem.K) * static_cast<double>(problem.batch) /
                        (gemm_model::kFlopsPerClock * config.clocks * device.sm_count);
@@ -228,18 +269,8 @@ constexpr std::optional<GemmConfig> gemm_config(const GemmProblem& problem,
                                                 const DeviceLimits& device) {
   const bool has_output = problem.M > 0 && problem.N > 0 && problem.batch > 0;
   if (!has_output || gemm_decline_reason(problem, device) != nullptr) return std::nullopt;
-
-  int best = -1;
-  double best_clocks = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < kGemmKernelCount; ++i) {
-    if (!gemm_model::is_usable(kGemmKernels[i], problem, device)) continue;
-    const double clocks = gemm_model::clocks(kGemmKernels[i], problem, device);
-    if (clocks < best_clocks) {
-      best = i;
-      best_clocks = clocks;
-    }
-  }
-  return gemm_config_of(best, problem, device);
+  return gemm_config_of(gemm_model::best_of(kPlainKernels, problem, device).kernel, problem,
+                        device);
 }
 
 inline const char* name(GemmSchedule schedule) {

@@ -20,7 +20,7 @@ struct LinearCompressionProblem {
 
 // A compiled kernel: two consumers x 64 columns of E by tile_m rows of W, one CTA an SM.
 struct LinearCompressionKernel {
-  static constexpr int kTileK = 64;        // 128 bytes: the swizzle span
+  static constexpr int kSwizzleK = 64;     // elements in the 128 bytes of a swizzle span
   static constexpr int kUnitColumns = 64;  // the rows of one wgmma
   static constexpr int kElementBytes = 2;
   static constexpr int kConsumers = 2;
@@ -37,13 +37,14 @@ struct LinearCompressionKernel {
   static constexpr int kAlignmentBytes = 1024;  // the 128-byte swizzle repeats every 1024
 
   int tile_m;
+  int tile_k;  // of a step, in swizzle spans
   int w_stages;
   int e_stages;         // of each consumer
   int staging_buffers;  // of results, shared by the consumers
 
   constexpr int sums() const { return tile_m * kUnitColumns / kWarpGroupThreads; }  // of a thread
-  constexpr int w_bytes() const { return tile_m * kTileK * kElementBytes; }         // of a stage
-  constexpr int e_bytes() const { return kUnitColumns * kTileK * kElementBytes; }
+  constexpr int w_bytes() const { return tile_m * tile_k * kElementBytes; }         // of a stage
+  constexpr int e_bytes() const { return kUnitColumns * tile_k * kElementBytes; }
   constexpr int staging_bytes() const { return tile_m * kUnitColumns * kElementBytes; }
   constexpr int shared_bytes() const {
     return w_stages * w_bytes() + kConsumers * e_stages * e_bytes() +
@@ -56,9 +57,10 @@ struct LinearCompressionKernel {
 inline constexpr LinearCompressionKernel kLinearCompressionKernels[] = {
     // 433 rows of W are two tiles less 15 rows. With 5 and 3 stages, 10 % slower; 4 and 5 no
     // faster.
-    {224, 4, 4, 1},
-    {128, 6, 5, 2},
-    {64, 8, 8, 2},  // small problems: the most CTAs
+    {224, 64, 4, 4, 1},
+    {128, 64, 6, 5, 2},
+    // Small problems: the most CTAs, and steps of twice the depth, of which half as many wait.
+    {64, 128, 4, 4, 2},
 };
 inline constexpr int kLinearCompressionKernelCount =
     static_cast<int>(std::size(kLinearCompressionKernels));
@@ -66,9 +68,9 @@ inline constexpr int kLinearCompressionKernelCount =
 constexpr bool linear_compression_kernel_is_possible(const LinearCompressionKernel& kernel) {
   constexpr int kMaxSharedBytes = 227 * 1024;
   using K = LinearCompressionKernel;
-  return kernel.tile_m % 16 == 0 && kernel.tile_m <= 256 && kernel.w_stages >= 3 &&
-         kernel.e_stages >= 3 && kernel.staging_buffers >= 1 &&
-         kernel.staging_buffers <= K::kConsumers &&
+  return kernel.tile_m % 16 == 0 && kernel.tile_m <= 256 && kernel.tile_k % K::kSwizzleK == 0 &&
+         kernel.tile_k <= 256 && kernel.w_stages >= 3 && kernel.e_stages >= 3 &&
+         kernel.staging_buffers >= 1 && kernel.staging_buffers <= K::kConsumers &&
          kernel.sums() + K::kRegistersBesideSums <= K::kEntryRegisters &&
          kernel.tile_m * 4 <= K::kSmallBytes / 2 && kernel.shared_bytes() <= kMaxSharedBytes;
 }
@@ -94,22 +96,24 @@ struct LinearCompressionConfig {
 
 namespace linear_compression_model {
 
-// Fitted to the clocks of the slowest CTA on an H200, for results of 433 x 256 and 128 x 64 of 1 to
-// 1024 rows. DRAM isn't in the model: 1024 rows of 128 x 64, whose time it makes, take half as long
-// again.
+// Fitted to the clocks of the slowest CTA on an H200, for results of 433 x 256, 128 x 64 and 64 x
+// 64 of 1 to 1024 rows. DRAM isn't in the model: 1024 rows of 128 x 64, whose time it makes, take
+// half as long again.
 inline constexpr double kFlopsPerClock = 4096;  // dense 16-bit, of an SM
-// Into each SM while all of them load: 46 for 1024 candidates, 48 for 512 users.
-inline constexpr double kL2BytesPerClock = 46;
-// Into one SM at most: with 8 CTAs a step of 36 KB took 464 clocks.
+// Into each SM while all of them load, and into one SM at most: what its copy engine takes in.
+inline constexpr double kL2BytesPerClock = 55;
 inline constexpr double kIngestBytesPerClock = 80;
-// At least, of a step and of each block of E in it: a step of 16 KB for one consumer took hardly
-// less than one of 36 KB, 420 clocks, and one of 24 KB for two 670.
-inline constexpr double kStepClocks = 170;
-inline constexpr double kBlockOfEClocks = 250;
-// From the sums to memory. Steps apart, a tile of 224 rows took 1500 clocks longer than one of 64.
+// From the last wgmma of a step to the first of the next in the same consumer: waits, a release,
+// descriptors. To it come the wgmmas before the last two, which are all that wait in line.
+inline constexpr double kStepClocks = 250;
+// From the sums to memory, through a staging buffer.
 inline constexpr double kEpilogueBytesPerClock = 13;
+// Of an epilogue under the other consumer's products: half the tensor cores' queue.
+inline constexpr double kHiddenShare = 0.25;
 // Barriers, tensor maps, the first blocks and the end of the last store.
 inline constexpr double kStartClocks = 3700;
+// From the end of the users' product to its part in a waiting CTA's staging buffer.
+inline constexpr double kHandOverClocks = 2500;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -120,8 +124,9 @@ constexpr int64_t m_tiles(const LinearCompressionKernel& kernel,
 constexpr int64_t units_per_row(const LinearCompressionProblem& problem) {
   return ceil_div(problem.N, LinearCompressionKernel::kUnitColumns);
 }
-constexpr int64_t k_blocks(const LinearCompressionProblem& problem) {
-  return ceil_div(problem.K, LinearCompressionKernel::kTileK);
+constexpr int64_t k_blocks(const LinearCompressionKernel& kernel,
+                           const LinearCompressionProblem& problem) {
+  return ceil_div(problem.K, kernel.tile_k);
 }
 
 // Clocks of worker 0, which has the most to do.
@@ -130,26 +135,29 @@ constexpr double clocks(const LinearCompressionKernel& kernel, int64_t m_tiles,
                         const DeviceLimits& device) {
   int64_t tiles = 0;
   for (int c = 0; c < schedule.consumers; ++c) tiles += schedule.tiles(0, c);
+  const int64_t rounds = schedule.tiles(0, 0);
   const int64_t steps = schedule.steps(0), blocks_of_e = tiles * schedule.k_blocks;
   const int64_t ctas = m_tiles * schedule.workers;
 
-  const double products = 2.0 * LinearCompressionKernel::kUnitColumns *
-                          LinearCompressionKernel::kTileK * kernel.tile_m *
-                          static_cast<double>(blocks_of_e) / kFlopsPerClock;
+  const double products = 2.0 * LinearCompressionKernel::kUnitColumns * kernel.tile_k *
+                          kernel.tile_m * static_cast<double>(blocks_of_e) / kFlopsPerClock;
   const auto bytes = static_cast<double>(steps * kernel.w_bytes() + blocks_of_e * kernel.e_bytes() +
                                          (adds_part ? tiles * kernel.staging_bytes() : 0));
   // Idle SMs leave their share of L2 to others.
   const double rate = std::min(kIngestBytesPerClock,
                                kL2BytesPerClock * device.sm_count /
                                    static_cast<double>(std::min<int64_t>(ctas, device.sm_count)));
-  const double least =
-      kStepClocks * static_cast<double>(steps) + kBlockOfEClocks * static_cast<double>(blocks_of_e);
+  const double issue = (kernel.tile_k / 16 - 2) * kernel.tile_m / 2.0;
+  const double least = (kStepClocks + issue) * static_cast<double>(steps);
   const double loop = std::max({products, bytes / rate, least});
 
-  // All epilogues but the last are hidden for as long as consumers start apart.
+  // Epilogues at the same time wait for one another's staging buffer. Started apart, all but the
+  // last are under products.
   const double epilogue = kernel.staging_bytes() / kEpilogueBytesPerClock;
-  const double apart = loop / static_cast<double>(steps) * schedule.first_step(1);
-  const double epilogues = epilogue + std::max(0.0, epilogue - apart) * (schedule.tiles(0, 0) - 1);
+  const double of_round =
+      epilogue * std::max(1.0, static_cast<double>(tiles) / rounds / kernel.staging_buffers);
+  const double epilogues =
+      schedule.apart > 0 ? epilogue + kHiddenShare * epilogue * (tiles - 1) : of_round * rounds;
   // More CTAs than SMs run one after another.
   return (kStartClocks + loop + epilogues) * static_cast<double>(ceil_div(ctas, device.sm_count));
 }
@@ -167,8 +175,9 @@ constexpr const char* linear_compression_decline_reason(const LinearCompressionP
   if (std::max({problem.rows, problem.M, problem.N, problem.K}) > kMaxSize) {
     return "a size of 2^31 or more, which TMA coordinates can't hold";
   }
-  const int64_t blocks_per_row = linear_compression_model::units_per_row(problem) *
-                                 linear_compression_model::k_blocks(problem);
+  const int64_t blocks_per_row =
+      linear_compression_model::units_per_row(problem) *
+      linear_compression_model::ceil_div(problem.K, LinearCompressionKernel::kSwizzleK);
   if (problem.rows != 0 && blocks_per_row > kMaxBlocks / problem.rows) {
     return "embeddings of more than 2^30 blocks of 64 x 64";
   }
@@ -197,7 +206,7 @@ constexpr LinearCompressionConfig linear_compression_config_of(
     const int64_t workers = std::clamp<int64_t>(fills * device.sm_count / config.m_tiles, 1, units);
     const ColumnSchedule schedule{static_cast<int32_t>(units), static_cast<int32_t>(workers),
                                   LinearCompressionKernel::kConsumers,
-                                  static_cast<int32_t>(model::k_blocks(problem))};
+                                  static_cast<int32_t>(model::k_blocks(kernel, problem))};
     const double clocks = model::clocks(kernel, config.m_tiles, schedule, adds_part, device);
     if (clocks < config.clocks) {
       config.schedule = schedule;
@@ -210,30 +219,17 @@ constexpr LinearCompressionConfig linear_compression_config_of(
   return config;
 }
 
-// Few candidates: one launch, K of both sides split over the CTAs of a cluster (split_sm90.cuh), by
-// kernel. Clusters of four fit only 30 times on 132 SMs.
-inline constexpr int kLinearCompressionSplitCtas[] = {3, 2, 4};
-static_assert(std::size(kLinearCompressionSplitCtas) == kLinearCompressionKernelCount);
+namespace linear_compression_model {
 
-struct LinearCompressionSplit {
-  int kernel;  // index in kLinearCompressionKernels, whose tile it has
-  int32_t m_tiles, units, units_per_row;
-  int32_t clusters;
-};
-
-constexpr LinearCompressionSplit linear_compression_split_of(
-    int index, const LinearCompressionProblem& problem) {
-  namespace model = linear_compression_model;
-  const LinearCompressionKernel& kernel = kLinearCompressionKernels[index];
-  LinearCompressionSplit split{};
-  split.kernel = index;
-  split.m_tiles = static_cast<int32_t>(model::m_tiles(kernel, problem));
-  split.units_per_row = static_cast<int32_t>(model::units_per_row(problem));
-  split.units = static_cast<int32_t>(problem.rows) * split.units_per_row;
-  split.clusters = static_cast<int32_t>(
-      split.m_tiles * model::ceil_div(split.units, LinearCompressionKernel::kConsumers));
-  return split;
+// Of both launches, where the candidates' last epilogue waits for the users' product.
+constexpr double side_by_side(const LinearCompressionConfig& users,
+                              const LinearCompressionConfig& candidates) {
+  const double epilogue =
+      kLinearCompressionKernels[candidates.kernel].staging_bytes() / kEpilogueBytesPerClock;
+  return std::max(candidates.clocks, users.clocks + kHandOverClocks + epilogue);
 }
+
+}  // namespace linear_compression_model
 
 // What a call launches.
 struct LinearCompressionPlan {
@@ -253,33 +249,55 @@ constexpr std::optional<LinearCompressionPlan> linear_compression_plan(
       (makes_part && linear_compression_decline_reason(users, device) != nullptr)) {
     return std::nullopt;
   }
+  const auto fits = [&](int kernel) {
+    return kLinearCompressionKernels[kernel].shared_bytes() <= device.max_shared_bytes_per_cta;
+  };
   std::optional<LinearCompressionPlan> best;
   double best_clocks = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < kLinearCompressionKernelCount; ++i) {
-    if (kLinearCompressionKernels[i].shared_bytes() > device.max_shared_bytes_per_cta) continue;
-    LinearCompressionPlan plan{
-        std::nullopt, linear_compression_config_of(i, candidates, users.rows > 0, device), 0};
-    double clocks = plan.candidates.clocks;
-    if (makes_part) {
-      plan.users = linear_compression_config_of(i, users, false, device);
-      // Where both fit on the SMs they run side by side.
-      const bool together = plan.users->grid() + plan.candidates.grid() <= device.sm_count;
-      clocks = together ? std::max(clocks, plan.users->clocks) : clocks + plan.users->clocks;
-    }
+  const auto consider = [&](const LinearCompressionPlan& plan, double clocks) {
     if (clocks < best_clocks) {
       best = plan;
       best_clocks = clocks;
+    }
+  };
+  // What a launch of this many CTAs leaves free.
+  const auto beside = [&](int64_t grid) {
+    const auto taken = static_cast<int>(std::min<int64_t>(grid, device.sm_count));
+    return DeviceLimits{device.sm_count - taken, device.l2_bytes, device.max_shared_bytes_per_cta};
+  };
+  const bool adds_part = users.rows > 0;
+  for (int of_candidates = 0; of_candidates < kLinearCompressionKernelCount; ++of_candidates) {
+    if (!fits(of_candidates)) continue;
+    const auto alone = linear_compression_config_of(of_candidates, candidates, adds_part, device);
+    if (!makes_part) consider({std::nullopt, alone, 0}, alone.clocks);
+    for (int of_users = 0; makes_part && of_users < kLinearCompressionKernelCount; ++of_users) {
+      if (!fits(of_users)) continue;
+      // One after the other, each on all SMs; or side by side, one on what the other leaves.
+      const auto first = linear_compression_config_of(of_users, users, false, device);
+      const DeviceLimits by_candidates = beside(alone.grid()), by_users = beside(first.grid());
+      if (first.grid() > by_candidates.sm_count) {
+        consider({first, alone, 0}, first.clocks + alone.clocks);
+      }
+      if (first.m_tiles <= by_candidates.sm_count) {
+        const auto small = linear_compression_config_of(of_users, users, false, by_candidates);
+        consider({small, alone, 0}, linear_compression_model::side_by_side(small, alone));
+      }
+      if (alone.m_tiles <= by_users.sm_count) {
+        const auto small =
+            linear_compression_config_of(of_candidates, candidates, adds_part, by_users);
+        consider({first, small, 0}, linear_compression_model::side_by_side(first, small));
+      }
     }
   }
   return best;
 }
 
-// "linear_compression_sm90_224x128x64"
+// "linear_compression_sm90_224x128x64": rows of W, columns of both consumers, K of a step
 inline std::string name(const LinearCompressionKernel& kernel) {
   return "linear_compression_sm90_" + std::to_string(kernel.tile_m) + "x" +
          std::to_string(LinearCompressionKernel::kConsumers *
                         LinearCompressionKernel::kUnitColumns) +
-         "x" + std::to_string(LinearCompressionKernel::kTileK);
+         "x" + std::to_string(kernel.tile_k);
 }
 
 // For explain: the config as JSON.

@@ -16,6 +16,9 @@ __device__ inline void copy_async_16(void* destination, const void* source) {
                : "memory");
 }
 
+// Blocks until all of the thread's copies have landed.
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // The thread arrives once all of its copies so far have landed: at once where it has none.
 __device__ inline void arrive_after_copies(Barrier& barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];"

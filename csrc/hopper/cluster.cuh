@@ -37,4 +37,31 @@ __device__ inline void store_in_cluster(float4* place, uint32_t cta_rank, float4
                : "memory");
 }
 
+// Loads from the same place of another CTA's shared memory, written before a cluster_sync(). That
+// CTA stays until another one.
+__device__ inline float load_in_cluster(const float* place, uint32_t cta_rank) {
+  float value;
+  asm volatile("{\n\t"
+               ".reg .b32 remote;\n\t"
+               "mapa.shared::cluster.u32 remote, %1, %2;\n\t"
+               "ld.shared::cluster.f32 %0, [remote];\n\t"
+               "}"
+               : "=f"(value)
+               : "r"(shared_address(place)), "r"(cta_rank)
+               : "memory");
+  return value;
+}
+__device__ inline float4 load_in_cluster(const float4* place, uint32_t cta_rank) {
+  float4 value;
+  asm volatile("{\n\t"
+               ".reg .b32 remote;\n\t"
+               "mapa.shared::cluster.u32 remote, %4, %5;\n\t"
+               "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n\t"
+               "}"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(shared_address(place)), "r"(cta_rank)
+               : "memory");
+  return value;
+}
+
 }  // namespace ikbo::hopper

@@ -29,6 +29,13 @@ __host__ __device__ constexpr uint64_t descriptor_bits(uint32_t address, uint32_
 
 // What to add to a descriptor to move it on by one k16 step: 16 elements of a row, or 16 rows.
 template <Major kMajor>
-inline constexpr uint64_t kDescriptorStep = (kMajor == Major::kK ? 32 : 16 * kSwizzleRowBytes) >> 4;
+inline constexpr uint32_t kDescriptorStep = (kMajor == Major::kK ? 32 : 16 * kSwizzleRowBytes) >> 4;
+
+// The descriptor `units` of 16 bytes further on. Addresses never carry into the upper half, whose
+// arithmetic would cost as much again.
+__host__ __device__ constexpr uint64_t moved(uint64_t descriptor, uint32_t units) {
+  constexpr uint64_t kUpper = uint64_t{0xffffffff} << 32;
+  return (descriptor & kUpper) | (static_cast<uint32_t>(descriptor) + units);
+}
 
 }  // namespace ikbo::hopper

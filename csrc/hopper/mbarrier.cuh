@@ -50,6 +50,11 @@ __device__ inline void arrive_in_cluster(Barrier& barrier, uint32_t cta_rank) {
                : "memory");
 }
 
+// Whether the phase with this parity has completed, at once.
+__device__ inline bool has_completed(Barrier& barrier, uint32_t phase) {
+  return cuda::ptx::mbarrier_test_wait_parity(&barrier, phase);
+}
+
 // Spins until the phase with this parity has completed. A phase that never completes is a bug
 // elsewhere: after about ten seconds the kernel traps instead of hanging the GPU.
 __device__ inline void wait(Barrier& barrier, uint32_t phase) {

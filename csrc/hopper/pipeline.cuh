@@ -28,11 +28,15 @@ struct Pipeline {
   Barrier full[kSlots];
   Barrier empty[kSlots];
 
-  // By one thread. Then fence_barrier_init() and __syncthreads() or cluster_sync().
-  __device__ void init() {
-    for (int slot = 0; slot < kSlots; ++slot) {
-      hopper::init(full[slot], kFullArrivals);
-      hopper::init(empty[slot], kEmptyArrivals);
+  // By a whole warp, a barrier a lane: one thread would take 20 clocks for each. Then
+  // fence_barrier_init(), and __syncthreads() or cluster_sync() before others use them.
+  __device__ void init_by_warp() {
+    static_assert(2 * kSlots <= 32);
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane < kSlots) {
+      hopper::init(full[lane], kFullArrivals);
+    } else if (lane < 2 * kSlots) {
+      hopper::init(empty[lane - kSlots], kEmptyArrivals);
     }
   }
 
@@ -47,15 +51,20 @@ struct Pipeline {
   // Consumer: every thread that reads the slot.
   __device__ void wait_full(const Position& position) { wait(full[position.slot], position.phase); }
 
+  // The same without waiting. Asked while products run, it takes the wait's latency (about 80
+  // clocks even where the block is there) out of the way to the next products.
+  __device__ bool is_full(const Position& position) {
+    return has_completed(full[position.slot], position.phase);
+  }
+
   // Consumer, all threads of a warp group, after wgmma_wait() has ended their products on the slot.
   // A group that reads it by ordinary loads or ldmatrix meets at a barrier first: one thread
-  // arrives for all.
-  __device__ void release(const Position& position) {
-    const uint32_t thread = threadIdx.x % kWarpGroupThreads;
+  // arrives for all. `thread`: the calling thread's index in its group.
+  __device__ void release(int slot, uint32_t thread = threadIdx.x % kWarpGroupThreads) {
     if constexpr (kClusterCtas == 1) {
-      if (thread == 0) arrive(empty[position.slot]);
+      if (thread == 0) arrive(empty[slot]);
     } else {
-      if (thread < kClusterCtas) arrive_in_cluster(empty[position.slot], thread);
+      if (thread < kClusterCtas) arrive_in_cluster(empty[slot], thread);
     }
   }
 };

@@ -24,6 +24,11 @@ struct RingPosition {
     slot = static_cast<int>(ahead % kSlots);
     phase ^= ahead / kSlots & 1;
   }
+  // The slot of the block `blocks` (at most kSlots) before.
+  __host__ __device__ constexpr int slot_before(int blocks) const {
+    const int before = slot - blocks;
+    return before < 0 ? before + kSlots : before;
+  }
 };
 
 }  // namespace ikbo::hopper

@@ -7,11 +7,21 @@ namespace ikbo::hopper {
 
 inline constexpr int kWarpGroupThreads = 128;
 
-// The thread's warp group of the CTA, known to the compiler to be the same in all lanes.
-__device__ inline int warp_group_index() {
-  return __shfl_sync(0xffffffffu, threadIdx.x / kWarpGroupThreads, 0);
+// A value that is the same in all lanes, made known to the compiler as such: what follows from it,
+// descriptors of wgmma for example, then stays in uniform registers.
+__device__ inline int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+// The thread's warp group of the CTA, and its warp.
+__device__ inline int warp_group_index() { return uniform(threadIdx.x / kWarpGroupThreads); }
+__device__ inline int warp_index() { return uniform(threadIdx.x / 32); }
+
+// The thread's index in its warp group, kept in a register: the compiler would read the special
+// register anew wherever it is used, about 50 clocks in the middle of a loop.
+__device__ inline uint32_t thread_of_group() {
+  uint32_t thread = threadIdx.x % kWarpGroupThreads;
+  asm volatile("" : "+r"(thread));
+  return thread;
 }
-__device__ inline int warp_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
 
 // True in one lane of the (converged) warp.
 __device__ inline bool elect_one() {

@@ -28,18 +28,24 @@ __device__ inline float relu(float x) {
 
 inline constexpr float kLog2e = 1.44269504f;
 
-// x Phi(x). The tail Phi(-|x|) is exp(-x^2 / 2) times a polynomial in t = 1 / (1 + 0.2687 |x|), a
-// minimax fit to 1e-6 for |x| <= 13.4, where the exponential leaves fp32.
-__device__ inline float gelu(float x) {
+// Phi(x), given exp(-x^2 / 2). The tail Phi(-|x|) is that times a polynomial in
+// t = 1 / (1 + 0.2687 |x|), a minimax fit to 1e-6 for |x| <= 13.4, where the exponential leaves
+// fp32.
+__device__ inline float normal_below(float x, float exponential) {
   const float t = __fdividef(1, fmaf(0.26870058f, fabsf(x), 1));
   float polynomial = -0.06252287f;
   for (const float coefficient :
        {0.16730198f, -0.03384415f, 0.12302884f, 0.09068010f, 0.10820462f, 0.10715097f}) {
     polynomial = fmaf(polynomial, t, coefficient);
   }
-  const float tail = exp2(x * x * (-0.5f * kLog2e)) * (polynomial * t);
-  return x * (x < 0 ? tail : 1 - tail);
+  const float tail = exponential * (polynomial * t);
+  return x < 0 ? tail : 1 - tail;
 }
+__device__ inline float normal_exponential(float x) { return exp2(x * x * (-0.5f * kLog2e)); }
+
+// gelu_tanh is x sigmoid(2u): kTanhScale times x (1 + 0.044715 x^2) is 2u log2(e).
+inline constexpr float kTanhScale = 2 * 0.79788456f * kLog2e;
+inline constexpr float kTanhCube = 0.044715f;
 
 }  // namespace activation
 
@@ -49,13 +55,50 @@ __device__ inline float apply(float x) {
   if constexpr (kActivation == Activation::kRelu) return relu(x);
   if constexpr (kActivation == Activation::kRelu2) return relu(x) * relu(x);
   if constexpr (kActivation == Activation::kSilu) return gate(x, kLog2e * x);
-  if constexpr (kActivation == Activation::kGelu) return gelu(x);
+  if constexpr (kActivation == Activation::kGelu) {
+    return x * normal_below(x, normal_exponential(x));
+  }
   if constexpr (kActivation == Activation::kGeluTanh) {
-    constexpr float kScale = 2 * 0.79788456f * kLog2e;  // tanh(u) = 2 sigmoid(2u) - 1
-    return gate(x, x * fmaf(kScale * 0.044715f, x * x, kScale));
+    return gate(x, x * fmaf(kTanhScale * kTanhCube, x * x, kTanhScale));  // tanh by sigmoid
   }
   if constexpr (kActivation == Activation::kSigmoid) return gate(1, kLog2e * x);
   return x;
+}
+
+struct ActivationGrad {
+  float value;  // act(x)
+  float grad;   // grad * act'(x)
+};
+
+// The backward, with the value at x that a gated one needs beside it.
+template <Activation kActivation>
+__device__ inline ActivationGrad backward(float x, float grad) {
+  using namespace activation;
+  if constexpr (kActivation == Activation::kRelu) return {relu(x), x <= 0 ? 0 : grad};
+  if constexpr (kActivation == Activation::kRelu2) {
+    const float positive = relu(x);
+    return {positive * positive, grad * (2 * positive)};
+  }
+  if constexpr (kActivation == Activation::kSilu) {
+    const float sigmoid = gate(1, kLog2e * x);
+    return {x * sigmoid, grad * (sigmoid * fmaf(x, 1 - sigmoid, 1))};
+  }
+  if constexpr (kActivation == Activation::kGelu) {
+    const float exponential = normal_exponential(x), below = normal_below(x, exponential);
+    return {x * below, grad * fmaf(0.39894228f * x, exponential, below)};
+  }
+  if constexpr (kActivation == Activation::kGeluTanh) {
+    const float square = x * x;
+    const float sigmoid = gate(1, x * fmaf(kTanhScale * kTanhCube, square, kTanhScale));
+    constexpr float kSlope = kTanhScale / kLog2e;  // of 2u at 0
+    const float slope = fmaf(3 * kSlope * kTanhCube, square, kSlope);
+    return {x * sigmoid, grad * (sigmoid * fmaf(x * slope, 1 - sigmoid, 1))};
+  }
+  if constexpr (kActivation == Activation::kSigmoid) {
+    const float sigmoid = gate(1, kLog2e * x);
+    return {sigmoid, grad * (sigmoid * (1 - sigmoid))};
+  }
+  return {x, grad};
 }
 
 // body(std::integral_constant<Activation, ...>) for a run-time activation: one branch around all of

@@ -13,8 +13,9 @@ struct LaunchShape {
   int shared_bytes = 0;  // dynamic shared memory a CTA
   int cluster = 1;       // CTAs a cluster, along x; divides grid.x
   // Programmatic dependent launch: the kernel may start once the one ahead of it on the stream says
-  // so (allow_next_kernel()). It calls wait_for_previous_kernel() before it touches what that one
-  // writes or, unless that one was launched without this, what any kernel before it touches.
+  // so (allow_next_kernel()), or else once that one has ended. It calls wait_for_previous_kernel()
+  // before it touches what that one touches. Of what the kernels before that one touch it may be
+  // sure only where that one waited for them before it said so, as those of this library do.
   bool overlaps_previous = false;
 };
 

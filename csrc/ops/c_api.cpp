@@ -6,7 +6,9 @@
 #include <exception>
 #include <string>
 
+#include "kernels/candidate_attention/candidate_attention.h"
 #include "kernels/concat_linear/concat_linear.h"
+#include "kernels/gated/gated.h"
 #include "kernels/group_candidates/group_candidates.h"
 #include "kernels/linear_compression/linear_compression.h"
 #include "kernels/norm/norm.h"
@@ -32,6 +34,8 @@ IKBO_EXPORT const char* ikbo_warmup(int device) {
       ikbo::load_pack_rows();
       ikbo::load_concat_linear();
       ikbo::load_linear_compression();
+      ikbo::load_gated();
+      ikbo::load_candidate_attention();
       ikbo::load_norm();
     }
     IKBO_CUDA_CHECK(cudaSetDevice(previous));

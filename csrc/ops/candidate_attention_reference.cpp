@@ -19,12 +19,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Positions among all keys. In fp64, which is exact below 2^53, where the stable ABI can add.
 constexpr ScalarType kPosition = ScalarType::Double;
 
-// Where each user's keys are; [max(U, 1)], so that rows without a user have something to read. An
-// invalid range is whatever it was given as.
-struct Ranges {
-  Tensor first, length, valid;
-};
-
 // The same for each of the B * S query rows. Rows with nothing to compute have length 0; `fill`
 // (accumulation type) is NaN where the result is, and 0 elsewhere.
 struct QueryRows {
@@ -43,29 +37,7 @@ Tensor lt(const Tensor& a, const Tensor& b) { return aten("aten::lt", "Tensor", 
 Tensor logical_and(const Tensor& a, const Tensor& b) { return aten("aten::logical_and", "", a, b); }
 Tensor logical_not(const Tensor& a) { return aten("aten::logical_not", "", a); }
 
-Ranges ranges_of(const Problem& p) {
-  const int64_t users = p.map.n_users;
-  if (users == 0) {
-    const Tensor none = zeros({1}, kPosition, p.q);
-    return {none, none, full({1}, 1, ScalarType::Bool, p.q)};
-  }
-  Tensor first, room;  // room: how many keys there are from the first on
-  if (p.flat()) {
-    first = cast(*p.kv_start, kPosition);
-    room = sub(scalar(static_cast<double>(p.n_keys()), kPosition, p.q), first);
-  } else {
-    const auto L = static_cast<double>(p.k.size(1));
-    first = mul(cast(arange(users, p.q), kPosition), L);
-    room = full({users}, L, kPosition, p.q);
-  }
-  const Tensor length = p.kv_len ? cast(*p.kv_len, kPosition) : room;
-  const Tensor zero = scalar(0, kPosition, p.q);
-  const Tensor valid =
-      logical_and(logical_and(ge(first, zero), ge(length, zero)), ge(room, length));
-  return {torch::stable::contiguous(first), torch::stable::contiguous(length), valid};
-}
-
-QueryRows query_rows(const Problem& p, const Ranges& ranges) {
+QueryRows query_rows(const Problem& p, const KeyRanges& ranges) {
   const UserRows users = user_rows(p.map);
   Tensor attends = index_select(ranges.valid, 0, users.index);
   Tensor fill =
@@ -91,7 +63,7 @@ int64_t row_bytes(const Problem& p, int64_t keys) {
 }
 
 template <class Body>
-void for_each_block_by_user(const Problem& p, const Ranges& ranges, const Body& body) {
+void for_each_block_by_user(const Problem& p, const KeyRanges& ranges, const Body& body) {
   const auto [order, offsets] = group_candidates_reference(p.map.cand_to_user, p.map.n_users);
   const int32_t* candidate = order.const_data_ptr<int32_t>();
   const int32_t* offset = offsets.const_data_ptr<int32_t>();
@@ -142,7 +114,7 @@ void for_each_block_under_mask(const Problem& p, const QueryRows& rows, const Bo
 }
 
 template <class Body>
-void for_each_block(const Problem& p, const Ranges& ranges, const QueryRows& rows,
+void for_each_block(const Problem& p, const KeyRanges& ranges, const QueryRows& rows,
                     const Body& body) {
   if (p.q.is_cuda()) {
     for_each_block_under_mask(p, rows, body);
@@ -211,9 +183,36 @@ void add_to_keys(const Tensor& grad, const Block& block, const Tensor& share) {
 
 }  // namespace
 
+KeyRanges key_ranges(const CandidateAttention& p) {
+  const int64_t users = p.map.n_users;
+  if (users == 0) {
+    const Tensor none = zeros({1}, kPosition, p.q);
+    return {none, none, full({1}, 1, ScalarType::Bool, p.q)};
+  }
+  Tensor first, room;  // room: how many keys there are from the first on
+  if (p.flat()) {
+    first = cast(narrow(*p.kv_start, 0, 0, users), kPosition);
+    room = sub(scalar(static_cast<double>(p.n_keys()), kPosition, p.q), first);
+  } else {
+    const auto L = static_cast<double>(p.k.size(1));
+    first = mul(cast(arange(users, p.q), kPosition), L);
+    room = full({users}, L, kPosition, p.q);
+  }
+  Tensor length = room;
+  if (p.kv_len) {
+    length = cast(*p.kv_len, kPosition);
+  } else if (p.flat()) {
+    length = sub(cast(narrow(*p.kv_start, 0, 1, users), kPosition), first);
+  }
+  const Tensor zero = scalar(0, kPosition, p.q);
+  const Tensor valid =
+      logical_and(logical_and(ge(first, zero), ge(length, zero)), ge(room, length));
+  return {torch::stable::contiguous(first), torch::stable::contiguous(length), valid};
+}
+
 Tensor candidate_attention_reference(const Problem& p, const Tensor& out, bool want_lse) {
   const int64_t n_rows = p.B() * p.S();
-  const Ranges ranges = ranges_of(p);
+  const KeyRanges ranges = key_ranges(p);
   const QueryRows rows = query_rows(p, ranges);
   // An out that the caller gave may be a view that has no flat rows.
   const bool direct = out.is_contiguous();
@@ -245,7 +244,7 @@ Tensor candidate_attention_reference(const Problem& p, const Tensor& out, bool w
 CandidateAttentionGrads candidate_attention_grads(const Problem& p, const Tensor& grad_out,
                                                   bool want_q, bool want_k, bool want_v) {
   const ScalarType dtype = p.q.scalar_type(), sums = p.sums();
-  const Ranges ranges = ranges_of(p);
+  const KeyRanges ranges = key_ranges(p);
   const QueryRows rows = query_rows(p, ranges);
   const Tensor q_rows = flatten_rows(p.q), grad_out_rows = flatten_rows(grad_out);
   const auto all_keys = [&](const Tensor& like) {

@@ -6,9 +6,11 @@ namespace ikbo {
 
 // The checked arguments of a candidate_attention op.
 struct CandidateAttention {
-  Tensor q;                    // [B, S, H, D]
-  Tensor k, v;                 // dense [U, L, Hk, D], [U, L, Hk, Dv]; flat [T, Hk, D], [T, Hk, Dv]
-  OptTensor kv_start, kv_len;  // int32 or int64 [U]; both given where k and v are flat
+  Tensor q;     // [B, S, H, D]
+  Tensor k, v;  // dense [U, L, Hk, D], [U, L, Hk, Dv]; flat [T, Hk, D], [T, Hk, Dv]
+  // int32 or int64. Flat k and v have both [U], or a kv_start [U + 1] alone: each user's keys end
+  // where the next one's start.
+  OptTensor kv_start, kv_len;
   CandidateMap map;
   double scale;
 
@@ -23,6 +25,14 @@ struct CandidateAttention {
   int64_t n_keys() const { return flat() ? k.size(0) : k.size(0) * k.size(1); }
   ScalarType sums() const { return accumulate_type(q.scalar_type()); }
 };
+
+// Where each user's keys are among all keys, in fp64, which is exact below 2^53 and where the
+// stable ABI can add; [max(U, 1)], so that rows without a user have something to read. An invalid
+// range is whatever it was given as.
+struct KeyRanges {
+  Tensor first, length, valid;
+};
+KeyRanges key_ranges(const CandidateAttention& problem);
 
 // Writes out [B, S, H, Dv]. Returns lse [B, H, S] in the accumulation type where asked for, else a
 // tensor of size 0.

@@ -114,9 +114,9 @@ Tensor sum_per_user(const Tensor& values, const CandidateMap& map) {
   // A bag a user: ATen sums each bag's rows one after the other, reading no row outside it.
   constexpr bool kScaleByFrequency = false, kSparse = false, kIncludeLastOffset = true;
   constexpr int64_t kModeSum = 0;
-  const Tensor sums = aten(
+  const Tensor sums = std::get<0>(aten<Tensors4>(
       "aten::embedding_bag", "", torch::stable::contiguous(reshape(values, {values.size(0), row})),
-      order, offsets, kScaleByFrequency, kModeSum, kSparse, OptTensor(), kIncludeLastOffset);
+      order, offsets, kScaleByFrequency, kModeSum, kSparse, OptTensor(), kIncludeLastOffset));
   return reshape(sums, out_sizes);
 }
 

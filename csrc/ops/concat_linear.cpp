@@ -157,9 +157,7 @@ void run_kernels(OpPaths& paths, const Operands& in, const Problem& p, const Ten
   }
   if (part) params.part = {part->const_data_ptr(), aligned_row_stride(*part)};
   if (in.bias) {
-    const bool fits = in.bias->is_contiguous() &&
-                      reinterpret_cast<uintptr_t>(in.bias->const_data_ptr()) % 16 == 0;
-    bias = fits ? *in.bias : contiguous_copy(*in.bias);
+    bias = as_kernels_read(*in.bias);
     params.bias = bias->const_data_ptr();
   }
   params.cand_to_user = p.map.cand_to_user.const_data_ptr<int32_t>();

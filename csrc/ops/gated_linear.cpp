@@ -1,5 +1,7 @@
+#include "launch/stream.h"
 #include "ops/checks.h"
-#include "ops/gated_reference.h"
+#include "ops/gated_backward.h"
+#include "ops/linear_operands.h"
 #include "ops/ops.h"
 #include "ops/record.h"
 
@@ -21,7 +23,34 @@ Tensor allocate_out(const Tensor& x, const Tensor& w_gate) {
   return empty(with_features(x, w_gate.size(0)), x.scalar_type(), x);
 }
 
-constexpr const char* kNoKernel = "no Hopper kernel for this op";
+void run_kernels(OpPaths& paths, const Tensor& x, const Linear& gate, const Linear& up,
+                 Activation activation, const Tensor& out, const std::optional<GatedSides>& saved) {
+  const int device = x.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const LinearProblem problem{x.size(0), gate.w.size(0), x.size(1)};
+  GatedLinearConfig config = gated_linear_config(problem, device_limits(device));
+  LinearOperands linears;
+  const LinearWeight gate_weight = linears.read(gate), up_weight = linears.read(up);
+  config.packed_weights = linears.packed();
+  paths.kernel(config);
+  linears.pack(stream);
+  run_gated_linear(gated_linear_params(x, gate_weight, up_weight, activation, out, saved), problem,
+                   config.product, stream);
+}
+
+// All as rows.
+void compute(OpPaths& paths, const Tensor& x, const Linear& gate, const Linear& up,
+             Activation activation, const Tensor& out, const std::optional<GatedSides>& saved) {
+  if (out.numel() == 0) return;
+  const auto of_problem = [&](const DeviceLimits& device) {
+    return gated_linear_decline_reason({x.size(0), gate.w.size(0), x.size(1)}, device);
+  };
+  if (paths.takes_kernel(x.is_cuda(), rows_decline_reason(x, out, of_problem))) {
+    return run_kernels(paths, x, gate, up, activation, out, saved);
+  }
+  gated_reference(x, gate, up, std::nullopt, activation, out, saved);
+}
 
 }  // namespace
 
@@ -31,10 +60,9 @@ void gated_linear_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
   constexpr const char* op = "gated_linear";
   const Activation act = check_inputs(op, x, w_gate, w_up, b_gate, b_up, activation);
   check_out(op, out, with_features(x, w_gate.size(0)), x.scalar_type(), x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  static OpPaths paths(op);
   fill_as_rows(out, [&](const Tensor& rows) {
-    gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, std::nullopt, act, rows,
-                    std::nullopt);
+    compute(paths, as_rows(x), {w_gate, b_gate}, {w_up, b_up}, act, rows, std::nullopt);
   });
 }
 
@@ -43,10 +71,8 @@ Tensor gated_linear(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
   constexpr const char* op = "gated_linear";
   const Activation act = check_inputs(op, x, w_gate, w_up, b_gate, b_up, activation);
   const Tensor out = allocate_out(x, w_gate);
-  if (out.numel() == 0) return out;
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, std::nullopt, act, as_rows(out),
-                  std::nullopt);
+  static OpPaths paths(op);
+  compute(paths, as_rows(x), {w_gate, b_gate}, {w_up, b_up}, act, as_rows(out), std::nullopt);
   return out;
 }
 
@@ -57,9 +83,9 @@ Tensors3 gated_linear_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w
   const Activation act = check_inputs(op, x, w_gate, w_up, b_gate, b_up, activation);
   const Tensor out = allocate_out(x, w_gate);
   const GatedSides saved{allocate_out(x, w_gate), allocate_out(x, w_gate)};
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, std::nullopt, act, as_rows(out),
-                  GatedSides{as_rows(saved.gate), as_rows(saved.up)});
+  static OpPaths paths(op);
+  compute(paths, as_rows(x), {w_gate, b_gate}, {w_up, b_up}, act, as_rows(out),
+          GatedSides{as_rows(saved.gate), as_rows(saved.up)});
   return {out, saved.gate, saved.up};
 }
 
@@ -72,10 +98,10 @@ Tensors5 gated_linear_bwd(const Tensor& grad_out, const Tensor& x, const Tensor&
   check_shape(op, "grad_out", grad_out, out_sizes, "[..., N]", x);
   check_shape(op, "gate", gate, out_sizes, "[..., N]", x);
   check_shape(op, "up", up, out_sizes, "[..., N]", x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  static OpPaths paths(op);
   const GatedGrads grads =
-      gated_backward_reference(as_rows(grad_out), as_rows(x), w_gate, w_up, std::nullopt,
-                               {as_rows(gate), as_rows(up)}, act, grad_mask & 0b11111);
+      gated_backward(paths, as_rows(grad_out), as_rows(x), w_gate, w_up, std::nullopt,
+                     {as_rows(gate), as_rows(up)}, act, grad_mask & 0b11111);
   const Tensor grad_x = wants(grad_mask, 0) ? reshape(grads.x, sizes_of(x)) : grads.x;
   return {grad_x, grads.w_gate, grads.w_up, grads.b_gate, grads.b_up};
 }

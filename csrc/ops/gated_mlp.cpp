@@ -1,5 +1,7 @@
+#include "launch/stream.h"
 #include "ops/checks.h"
-#include "ops/gated_reference.h"
+#include "ops/gated_backward.h"
+#include "ops/linear_operands.h"
 #include "ops/ops.h"
 #include "ops/record.h"
 
@@ -22,7 +24,56 @@ Tensor allocate(const Tensor& x, int64_t features) {
   return empty(with_features(x, features), x.scalar_type(), x);
 }
 
-constexpr const char* kNoKernel = "no Hopper kernel for this op";
+struct Linears {
+  Linear gate, up, down;
+};
+
+LinearProblem hidden_problem(const Tensor& x, const Linears& mlp) {
+  return {x.size(0), mlp.gate.w.size(0), x.size(1)};
+}
+
+void run_kernels(OpPaths& paths, const Tensor& x, const Linears& mlp, Activation activation,
+                 const Tensor& out, const std::optional<GatedSides>& saved) {
+  const int device = x.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const LinearProblem problem = hidden_problem(x, mlp);
+  GatedMlpConfig config = gated_mlp_config(problem, out.size(1), device_limits(device));
+  LinearOperands linears;
+  const LinearWeight gate = linears.read(mlp.gate), up = linears.read(mlp.up);
+  const LinearWeight down = linears.read(mlp.down);
+  const Tensor hidden = empty({problem.M, problem.N}, x.scalar_type(), x);
+
+  GatedLinearParams first = gated_linear_params(x, gate, up, activation, hidden, saved);
+  LinearActParams second{};
+  second.is_bfloat16 = first.is_bfloat16;
+  second.x = hidden.const_data_ptr();
+  second.x_stride = first.out_stride;
+  second.w = down;
+  second.out = out.mutable_data_ptr();
+  second.out_stride = aligned_row_stride(out);
+  second.activation = Activation::kNone;
+  second.x_is_under_way = true;
+
+  config.packed_weights = linears.packed();
+  paths.kernel(config);
+  linears.pack(stream);
+  run_gated_linear(first, problem, config.hidden, stream);
+  run_linear_act(second, {problem.M, out.size(1), problem.N}, config.down, stream);
+}
+
+// All as rows.
+void compute(OpPaths& paths, const Tensor& x, const Linears& mlp, Activation activation,
+             const Tensor& out, const std::optional<GatedSides>& saved) {
+  if (x.size(0) == 0 || (out.numel() == 0 && !saved)) return;
+  const auto of_problem = [&](const DeviceLimits& device) {
+    return gated_mlp_decline_reason(hidden_problem(x, mlp), out.size(1), device);
+  };
+  if (paths.takes_kernel(x.is_cuda(), rows_decline_reason(x, out, of_problem))) {
+    return run_kernels(paths, x, mlp, activation, out, saved);
+  }
+  gated_reference(x, mlp.gate, mlp.up, mlp.down, activation, out, saved);
+}
 
 }  // namespace
 
@@ -33,10 +84,10 @@ void gated_mlp_out(const Tensor& x, const Tensor& w_gate, const Tensor& w_up,
   const Activation act =
       check_inputs(op, x, w_gate, w_up, b_gate, b_up, w_down, b_down, activation);
   check_out(op, out, with_features(x, w_down.size(0)), x.scalar_type(), x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  static OpPaths paths(op);
   fill_as_rows(out, [&](const Tensor& rows) {
-    gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, Linear{w_down, b_down}, act, rows,
-                    std::nullopt);
+    compute(paths, as_rows(x), {{w_gate, b_gate}, {w_up, b_up}, {w_down, b_down}}, act, rows,
+            std::nullopt);
   });
 }
 
@@ -47,10 +98,9 @@ Tensor gated_mlp(const Tensor& x, const Tensor& w_gate, const Tensor& w_up, cons
   const Activation act =
       check_inputs(op, x, w_gate, w_up, b_gate, b_up, w_down, b_down, activation);
   const Tensor out = allocate(x, w_down.size(0));
-  if (out.numel() == 0) return out;
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, Linear{w_down, b_down}, act,
-                  as_rows(out), std::nullopt);
+  static OpPaths paths(op);
+  compute(paths, as_rows(x), {{w_gate, b_gate}, {w_up, b_up}, {w_down, b_down}}, act, as_rows(out),
+          std::nullopt);
   return out;
 }
 
@@ -62,9 +112,9 @@ Tensors3 gated_mlp_fwd(const Tensor& x, const Tensor& w_gate, const Tensor& w_up
       check_inputs(op, x, w_gate, w_up, b_gate, b_up, w_down, b_down, activation);
   const Tensor out = allocate(x, w_down.size(0));
   const GatedSides saved{allocate(x, w_gate.size(0)), allocate(x, w_gate.size(0))};
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  gated_reference(as_rows(x), {w_gate, b_gate}, {w_up, b_up}, Linear{w_down, b_down}, act,
-                  as_rows(out), GatedSides{as_rows(saved.gate), as_rows(saved.up)});
+  static OpPaths paths(op);
+  compute(paths, as_rows(x), {{w_gate, b_gate}, {w_up, b_up}, {w_down, b_down}}, act, as_rows(out),
+          GatedSides{as_rows(saved.gate), as_rows(saved.up)});
   return {out, saved.gate, saved.up};
 }
 
@@ -77,10 +127,9 @@ Tensors7 gated_mlp_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w_
   check_shape(op, "grad_out", grad_out, with_features(x, w_down.size(0)), "[..., Nout]", x);
   check_shape(op, "gate", gate, with_features(x, w_gate.size(0)), "[..., N]", x);
   check_shape(op, "up", up, with_features(x, w_gate.size(0)), "[..., N]", x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  const GatedGrads grads =
-      gated_backward_reference(as_rows(grad_out), as_rows(x), w_gate, w_up, w_down,
-                               {as_rows(gate), as_rows(up)}, act, grad_mask);
+  static OpPaths paths(op);
+  const GatedGrads grads = gated_backward(paths, as_rows(grad_out), as_rows(x), w_gate, w_up,
+                                          w_down, {as_rows(gate), as_rows(up)}, act, grad_mask);
   const Tensor grad_x = wants(grad_mask, 0) ? reshape(grads.x, sizes_of(x)) : grads.x;
   return {grad_x, grads.w_gate, grads.w_up, grads.b_gate, grads.b_up, grads.w_down, grads.b_down};
 }

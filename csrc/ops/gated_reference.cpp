@@ -13,6 +13,7 @@ Tensor gated_product(Activation activation, const GatedSides& sides) {
 }  // namespace
 
 Tensor as_rows(const Tensor& t) {
+  if (t.dim() == 2) return t;
   int64_t rows = 1;
   for (int64_t dim = 0; dim < t.dim() - 1; ++dim) rows *= t.size(dim);
   return reshape(t, Sizes{rows, t.size(t.dim() - 1)});

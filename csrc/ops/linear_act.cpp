@@ -1,5 +1,7 @@
+#include "launch/stream.h"
 #include "ops/checks.h"
-#include "ops/gated_reference.h"
+#include "ops/gated_backward.h"
+#include "ops/linear_operands.h"
 #include "ops/ops.h"
 #include "ops/record.h"
 
@@ -31,7 +33,41 @@ void linear_act_reference(const Tensor& x, const Tensor& w, const OptTensor& b,
   });
 }
 
-constexpr const char* kNoKernel = "no Hopper kernel for this op";
+void run_kernels(OpPaths& paths, const Tensor& x, const Linear& linear, Activation activation,
+                 const Tensor& out, const OptTensor& preact) {
+  const int device = x.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const LinearProblem problem{x.size(0), linear.w.size(0), x.size(1)};
+  LinearActConfig config = linear_act_config(problem, device_limits(device));
+  LinearOperands linears;
+  LinearActParams params{};
+  params.is_bfloat16 = x.scalar_type() == ScalarType::BFloat16;
+  params.x = x.const_data_ptr();
+  params.x_stride = aligned_row_stride(x);
+  params.w = linears.read(linear);
+  params.out = out.mutable_data_ptr();
+  params.out_stride = aligned_row_stride(out);
+  if (preact) params.preact = preact->mutable_data_ptr();
+  params.activation = activation;
+  config.packed_weights = linears.packed();
+  paths.kernel(config);
+  linears.pack(stream);
+  run_linear_act(params, problem, config.product, stream);
+}
+
+// All as rows.
+void compute(OpPaths& paths, const Tensor& x, const Linear& linear, Activation activation,
+             const Tensor& out, const OptTensor& preact) {
+  if (out.numel() == 0) return;
+  const auto of_problem = [&](const DeviceLimits& device) {
+    return linear_act_decline_reason({x.size(0), linear.w.size(0), x.size(1)}, device);
+  };
+  if (paths.takes_kernel(x.is_cuda(), rows_decline_reason(x, out, of_problem))) {
+    return run_kernels(paths, x, linear, activation, out, preact);
+  }
+  linear_act_reference(x, linear.w, linear.bias, activation, out, preact);
+}
 
 }  // namespace
 
@@ -40,9 +76,8 @@ Tensor linear_act(const Tensor& x, const Tensor& w, const OptTensor& b,
   constexpr const char* op = "linear_act";
   const Activation act = check_inputs(op, x, w, b, activation);
   const Tensor out = allocate_out(x, w);
-  if (out.numel() == 0) return out;
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  linear_act_reference(as_rows(x), w, b, act, as_rows(out), std::nullopt);
+  static OpPaths paths(op);
+  compute(paths, as_rows(x), {w, b}, act, as_rows(out), std::nullopt);
   return out;
 }
 
@@ -52,9 +87,9 @@ Tensors2 linear_act_fwd(const Tensor& x, const Tensor& w, const OptTensor& b,
   const Activation act = check_inputs(op, x, w, b, activation);
   const Tensor out = allocate_out(x, w);
   const Tensor preact = allocate_preactivation(out, act);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  linear_act_reference(as_rows(x), w, b, act, as_rows(out),
-                       needs_preactivation(act) ? OptTensor(as_rows(preact)) : std::nullopt);
+  static OpPaths paths(op);
+  compute(paths, as_rows(x), {w, b}, act, as_rows(out),
+          needs_preactivation(act) ? OptTensor(as_rows(preact)) : std::nullopt);
   return {out, preact};
 }
 
@@ -67,10 +102,14 @@ Tensors3 linear_act_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& w
   if (act != Activation::kNone) {
     check_shape(op, "saved (preact, or out for relu and sigmoid)", saved, out_sizes, "[..., N]", x);
   }
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  IKBO_RECORD_BACKWARD(op, is_hopper_16_bit(x), x.is_cuda());
   const ScalarType dtype = x.scalar_type(), sums = accumulate_type(dtype);
   const Tensor rows = as_rows(x), grad_rows = as_rows(grad_out);
   const OptTensor saved_rows = act == Activation::kNone ? std::nullopt : OptTensor(as_rows(saved));
+  if (is_hopper_16_bit(x)) {
+    const LinearGrads grads = linear_act_backward(grad_rows, rows, w, saved_rows, act, grad_mask);
+    return {wants(grad_mask, 0) ? reshape(grads.x, sizes_of(x)) : grads.x, grads.w, grads.b};
+  }
   const Tensor grad_x = wants(grad_mask, 0) ? empty(sizes_of(rows), dtype, x) : nothing(dtype, x);
   SliceSum grad_w(wants(grad_mask, 1), sizes_of(w), x);
   SliceSum grad_b(wants(grad_mask, 2), {w.size(0)}, x);

@@ -37,6 +37,11 @@ bool has_aligned_rows(const Tensor& matrix) {
   return is_aligned(matrix);
 }
 
+bool has_rows_apart(const Tensor& matrix) {
+  const int64_t rows = matrix.size(0), columns = matrix.size(1);
+  return (columns <= 1 || matrix.stride(1) == 1) && (rows <= 1 || matrix.stride(0) >= columns);
+}
+
 bool has_aligned_matrices(const Tensor& batch) {
   const int64_t rows = batch.size(0), height = batch.size(1), columns = batch.size(2);
   if (columns > 1 && batch.stride(2) != 1) return false;
@@ -53,6 +58,10 @@ int64_t aligned_row_stride(const Tensor& matrix) {
 
 Tensor contiguous_copy(const Tensor& t) {
   return t.is_contiguous() ? torch::stable::clone(t) : torch::stable::contiguous(t);
+}
+
+Tensor as_kernels_read(const Tensor& t) {
+  return t.is_contiguous() && is_aligned(t) ? t : contiguous_copy(t);
 }
 
 WeightOperands::Operand WeightOperands::read(const Tensor& weight) {

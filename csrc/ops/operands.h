@@ -21,6 +21,9 @@ bool is_aligned(const Tensor& t);  // to 16 bytes
 // multiples of 16 bytes that don't overlap.
 bool has_aligned_rows(const Tensor& matrix);
 
+// The same of rows anywhere.
+bool has_rows_apart(const Tensor& matrix);
+
 // The row stride of such a matrix. Where there is no second row, torch's may be anything.
 int64_t aligned_row_stride(const Tensor& matrix);
 
@@ -29,6 +32,9 @@ bool has_aligned_matrices(const Tensor& batch);
 
 // The tensor, or a contiguous copy of it: what is left of a small operand with odd strides.
 Tensor contiguous_copy(const Tensor& t);
+
+// The tensor if it is contiguous and aligned to 16 bytes, or else a copy that is.
+Tensor as_kernels_read(const Tensor& t);
 
 // The weights of a call. Those whose rows aren't aligned are packed, all by one launch.
 class WeightOperands {

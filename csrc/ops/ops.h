@@ -7,11 +7,6 @@
 
 namespace ikbo {
 
-using Tensors2 = std::tuple<Tensor, Tensor>;
-using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
-using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-using Tensors7 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using OptDtype = std::optional<ScalarType>;
 
 inline bool wants(int64_t grad_mask, int result) { return (grad_mask >> result) & 1; }

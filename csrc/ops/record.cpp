@@ -94,10 +94,10 @@ void PathSite::hit_with(const void* config, size_t bytes, Print print) {
   std::memcpy(record.bytes.data(), config, bytes);
 }
 
-OpPaths::OpPaths(const char* op)
+OpPaths::OpPaths(const char* op, const char* kernel_path)
     : op_(op),
       cpu_(op, PathSite::Kind::kCpu, "cpu", "CPU tensors"),
-      kernel_(op, PathSite::Kind::kKernel, "sm90", "") {}
+      kernel_(op, PathSite::Kind::kKernel, kernel_path, "") {}
 
 void OpPaths::reference(const char* reason) {
   for (PathSite* site = first_site.load(); site; site = site->next_) {

@@ -57,7 +57,8 @@ class PathSite {
 // The paths of an op that has a kernel for some inputs: a function-local static of the op.
 class OpPaths {
  public:
-  explicit OpPaths(const char* op);
+  // `kernel_path` names the path of kernel(): "library" where it isn't a kernel of this one.
+  explicit OpPaths(const char* op, const char* kernel_path = "sm90");
 
   template <class Config>
   void kernel(const Config& config) {

@@ -27,17 +27,41 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
+using Tensors2 = std::tuple<Tensor, Tensor>;
+using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
+using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Tensors7 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// Calls aten::NAME[.OVERLOAD] with every argument of its schema, in order, and returns its first
-// result. The stable dispatcher takes no Scalar arguments, so overloads that have one (add.Tensor,
-// clamp, gt.Scalar, ...) can't be called: use add() below, or the Tensor overload with scalar().
+// The results of a call, taken from where the dispatcher left them.
+template <class Result>
+struct AtenResults {
+  static constexpr size_t kCount = 1;
+  static Result take(const StableIValue* stack) {
+    return torch::stable::detail::to<Result>(stack[0]);
+  }
+};
+template <class... Results>
+struct AtenResults<std::tuple<Results...>> {
+  static constexpr size_t kCount = sizeof...(Results);
+  static std::tuple<Results...> take(const StableIValue* stack) {
+    return [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+      return std::tuple<Results...>{torch::stable::detail::to<Results>(stack[kIndex])...};
+    }(std::index_sequence_for<Results...>{});
+  }
+};
+
+// Calls aten::NAME[.OVERLOAD] with every argument of its schema, in order. Where the schema has
+// several results, Result is the tuple of all of them: one that isn't taken is never freed. The
+// stable dispatcher takes no Scalar arguments, so overloads that have one (add.Tensor, clamp,
+// gt.Scalar, ...) can't be called: use add() below, or the Tensor overload with scalar().
 template <class Result = Tensor, class... Args>
 Result aten(const char* name, const char* overload, const Args&... args) {
-  constexpr size_t kSlots = std::max<size_t>(sizeof...(Args), 8);  // room for several results
+  constexpr size_t kSlots = std::max<size_t>(sizeof...(Args), AtenResults<Result>::kCount);
   std::array<StableIValue, kSlots> stack{torch::stable::detail::from(args)...};
   STABLE_TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Result>(stack[0]);
+  return AtenResults<Result>::take(stack.data());
 }
 
 inline Sizes sizes_of(const Tensor& t) { return Sizes(t.sizes().begin(), t.sizes().end()); }

@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
+#include "config/candidate_attention.h"
 #include "config/concat_linear.h"
+#include "config/gated.h"
 #include "config/gemm.h"
 #include "config/group_candidates.h"
 #include "config/linear_compression.h"
@@ -151,6 +154,107 @@ void bind_concat_linear(py::module_& m) {
       py::arg("B"), py::arg("U"), py::arg("N"), py::arg("Kc"), py::arg("Ku"), py::arg("device"));
 }
 
+void require_kernel(const ikbo::LinearProblem& problem, const char* decline_reason) {
+  if (problem.M < 1 || problem.N < 1 || decline_reason != nullptr) {
+    throw py::value_error("a problem without an output, or one that is declined");
+  }
+}
+
+// A GemmConfig or a WeightStreamConfig; None for the narrow kernel, which has nothing to configure.
+py::object product_of(const ikbo::ProductConfig& config) {
+  if (config.kernel == ikbo::ProductKernel::kGemm) return py::cast(config.gemm);
+  if (config.kernel == ikbo::ProductKernel::kWeightStream) return py::cast(config.stream);
+  return py::none();
+}
+
+void bind_weight_stream(py::module_& m) {
+  using Config = ikbo::WeightStreamConfig;
+  py::class_<Config>(m, "WeightStreamConfig")
+      .def_readonly("tokens", &Config::tokens)
+      .def_readonly("weights", &Config::weights)
+      .def_readonly("split", &Config::split)
+      .def_readonly("tiles", &Config::tiles)
+      .def_readonly("token_tiles", &Config::token_tiles)
+      .def_readonly("k_steps", &Config::k_steps)
+      .def_readonly("weights_stay", &Config::weights_stay)
+      .def_readonly("clocks", &Config::clocks)
+      .def_property_readonly("ctas", &Config::ctas)
+      .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
+}
+
+void bind_gated(py::module_& m) {
+  using ikbo::DeviceLimits;
+  using ikbo::GatedLinearConfig;
+  using ikbo::GatedMlpConfig;
+  using ikbo::LinearActConfig;
+  py::class_<LinearActConfig>(m, "LinearActConfig")
+      .def_property_readonly(
+          "product", [](const LinearActConfig& config) { return product_of(config.product); })
+      .def_property_readonly("launches", &LinearActConfig::launches)
+      .def("__repr__", [](const LinearActConfig& config) { return ikbo::to_json(config); });
+  py::class_<GatedLinearConfig>(m, "GatedLinearConfig")
+      .def_property_readonly(
+          "product", [](const GatedLinearConfig& config) { return product_of(config.product); })
+      .def_property_readonly("launches", &GatedLinearConfig::launches)
+      .def("__repr__", [](const GatedLinearConfig& config) { return ikbo::to_json(config); });
+  py::class_<GatedMlpConfig>(m, "GatedMlpConfig")
+      .def_property_readonly("hidden",
+                             [](const GatedMlpConfig& config) { return product_of(config.hidden); })
+      .def_property_readonly("down",
+                             [](const GatedMlpConfig& config) { return product_of(config.down); })
+      .def_property_readonly("launches", &GatedMlpConfig::launches)
+      .def("__repr__", [](const GatedMlpConfig& config) { return ikbo::to_json(config); });
+  const auto bind_one = [&m](const std::string& op, auto decline_reason, auto config) {
+    m.def((op + "_decline_reason").c_str(),
+          [=](int64_t M, int64_t N, int64_t K, const DeviceLimits& device) {
+            return decline_reason({M, N, K}, device);
+          },
+          py::arg("M"), py::arg("N"), py::arg("K"), py::arg("device"));
+    m.def((op + "_config").c_str(),
+          [=](int64_t M, int64_t N, int64_t K, const DeviceLimits& device) {
+            require_kernel({M, N, K}, decline_reason({M, N, K}, device));
+            return config({M, N, K}, device);
+          },
+          py::arg("M"), py::arg("N"), py::arg("K"), py::arg("device"));
+  };
+  bind_one("linear_act", &ikbo::linear_act_decline_reason, &ikbo::linear_act_config);
+  bind_one("gated_linear", &ikbo::gated_linear_decline_reason, &ikbo::gated_linear_config);
+  using ikbo::GatedGradConfig;
+  py::class_<GatedGradConfig>(m, "GatedGradConfig")
+      .def_property_readonly("hidden",
+                             [](const GatedGradConfig& config) {
+                               return config.has_hidden ? std::optional(config.hidden)
+                                                        : std::nullopt;
+                             })
+      .def_property_readonly("input",
+                             [](const GatedGradConfig& config) {
+                               return config.has_input ? std::optional(config.input) : std::nullopt;
+                             })
+      .def("__repr__", [](const GatedGradConfig& config) { return ikbo::to_json(config); });
+  m.def(
+      "gated_grad_config",
+      [](int64_t M, int64_t N, int64_t K, int64_t out_features, bool wants_input,
+         const DeviceLimits& device) {
+        require_kernel({M, N, K}, ikbo::gated_grad_decline_reason({M, N, K}));
+        return ikbo::gated_grad_config({M, N, K}, out_features, wants_input, device);
+      },
+      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("out_features"), py::arg("wants_input"),
+      py::arg("device"));
+  m.def(
+      "gated_mlp_decline_reason",
+      [](int64_t M, int64_t N, int64_t K, int64_t out_features, const DeviceLimits& device) {
+        return ikbo::gated_mlp_decline_reason({M, N, K}, out_features, device);
+      },
+      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("out_features"), py::arg("device"));
+  m.def(
+      "gated_mlp_config",
+      [](int64_t M, int64_t N, int64_t K, int64_t out_features, const DeviceLimits& device) {
+        require_kernel({M, N, K}, ikbo::gated_mlp_decline_reason({M, N, K}, out_features, device));
+        return ikbo::gated_mlp_config({M, N, K}, out_features, device);
+      },
+      py::arg("M"), py::arg("N"), py::arg("K"), py::arg("out_features"), py::arg("device"));
+}
+
 void bind_column_schedule(py::module_& m) {
   using Schedule = ikbo::ColumnSchedule;
   py::class_<Schedule>(m, "ColumnSchedule")
@@ -180,6 +284,7 @@ void bind_linear_compression(py::module_& m) {
   using Plan = ikbo::LinearCompressionPlan;
   py::class_<Kernel>(m, "LinearCompressionKernel")
       .def_readonly("tile_m", &Kernel::tile_m)
+      .def_readonly("tile_k", &Kernel::tile_k)
       .def_readonly("w_stages", &Kernel::w_stages)
       .def_readonly("e_stages", &Kernel::e_stages)
       .def_readonly("staging_buffers", &Kernel::staging_buffers)
@@ -234,6 +339,50 @@ void bind_linear_compression(py::module_& m) {
         return ikbo::linear_compression_decline_reason({rows, M, N, K}, device);
       },
       py::arg("rows"), py::arg("M"), py::arg("N"), py::arg("K"), py::arg("device"));
+}
+
+void bind_candidate_attention(py::module_& m) {
+  using Kernel = ikbo::AttentionKernel;
+  using Config = ikbo::AttentionConfig;
+  using Problem = ikbo::AttentionProblem;
+  py::class_<Kernel>(m, "AttentionKernel")
+      .def_readonly("head_qk", &Kernel::head_qk)
+      .def_readonly("head_v", &Kernel::head_v)
+      .def_readonly("tile_n", &Kernel::tile_n)
+      .def_readonly("q_slots", &Kernel::q_slots)
+      .def_readonly("stages", &Kernel::stages)
+      .def_property_readonly("shared_bytes", &Kernel::shared_bytes)
+      .def("__repr__", [](const Kernel& kernel) { return ikbo::name(kernel); });
+  py::class_<Problem>(m, "AttentionProblem")
+      .def(py::init([](int64_t B, int64_t S, int64_t H, int64_t D, int64_t Dv, int64_t U, int64_t L,
+                       bool lengths_differ, bool ordered) {
+             return Problem{B, S, H, D, Dv, U, L, lengths_differ, ordered};
+           }),
+           py::arg("B"), py::arg("S"), py::arg("H"), py::arg("D"), py::arg("Dv"), py::arg("U"),
+           py::arg("L"), py::arg("lengths_differ") = false, py::arg("ordered") = false);
+  py::class_<Config>(m, "AttentionConfig")
+      .def_property_readonly(
+          "kernel", [](const Config& config) { return ikbo::kAttentionKernels[config.kernel]; })
+      .def_readonly("parts", &Config::parts)
+      .def_readonly("ctas", &Config::ctas)
+      .def_readonly("rows_together", &Config::rows_together)
+      .def_readonly("tickets", &Config::tickets)
+      .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
+  m.def("attention_kernels", [] {
+    return std::vector<Kernel>(std::begin(ikbo::kAttentionKernels),
+                               std::end(ikbo::kAttentionKernels));
+  });
+  m.def(
+      "attention_config",
+      [](const Problem& problem, const ikbo::DeviceLimits& device) {
+        if (ikbo::attention_decline_reason(problem, device) != nullptr) {
+          throw py::value_error("a problem that is declined");
+        }
+        return ikbo::attention_config(problem, device);
+      },
+      py::arg("problem"), py::arg("device"));
+  m.def("attention_decline_reason", &ikbo::attention_decline_reason, py::arg("problem"),
+        py::arg("device"));
 }
 
 ikbo::NormPass norm_pass(bool backward) {
@@ -300,8 +449,11 @@ PYBIND11_MODULE(_host, m) {
   bind_tile_order(m);
   bind_gemm(m);
   bind_concat_linear(m);
+  bind_weight_stream(m);
+  bind_gated(m);
   bind_column_schedule(m);
   bind_linear_compression(m);
+  bind_candidate_attention(m);
   bind_norm(m);
   using Config = ikbo::GroupCandidatesConfig;
   py::class_<Config>(m, "GroupCandidatesConfig")

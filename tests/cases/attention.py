@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .case import Case, Maker
 
-FORMS = ("dense", "dense_len", "jagged", "left_padded", "slab")
+FORMS = ("dense", "dense_len", "jagged", "offsets", "left_padded", "slab")
 
 
 def candidate_attention_args(
@@ -36,7 +36,8 @@ def candidate_attention_args(
     if U > 2:
         lengths[1] = 0
     k, v, start = _lay_out(form, k, v, lengths)
-    kv_len = None if form == "dense" else lengths.to(device, torch.int32)
+    has_len = form not in ("dense", "offsets")
+    kv_len = lengths.to(device, torch.int32) if has_len else None
     kv_start = None if start is None else start.to(device, torch.int32)
     users = t.map(B, U, rows_without_user=rows_without_user)
     return q, k, v, kv_start, kv_len, users, None, None, scale
@@ -57,6 +58,10 @@ def _lay_out(
 
     if form == "jagged":
         return *flat(lambda x: [x[u, :n] for u, n in each]), lengths.cumsum(0) - lengths
+    if form == "offsets":  # a gap before the first user's keys and one after the last's
+        pieces = flat(lambda x: [x.new_ones(2, *x.shape[2:]), *(x[u, :n] for u, n in each)])
+        k, v = (torch.cat([x, x.new_ones(3, *x.shape[1:])]) for x in pieces)
+        return k, v, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]) + 2
     if form == "left_padded":
         start = (torch.arange(U) + 1) * L - lengths
         return *flat(lambda x: [x[u].roll(-n, 0) for u, n in each]), start
@@ -77,6 +82,7 @@ CASES = [
         ("dense", {}),
         ("dense_len", {"form": "dense_len", "scale": 0.5}),
         ("jagged", {"form": "jagged"}),
+        ("offsets", {"form": "offsets"}),
         ("no_rows", {"B": 0}),
     )
 ]

@@ -33,7 +33,7 @@ __device__ float consume_tile(Shared<Ring>& shared, typename Ring::Position& pos
     const auto& block = shared.blocks[position.slot];
     sum += (k + 1) * (block[0][column] + 2 * block[1][column]);
     hopper::barrier_wait(group == 0 ? Named::kGroup0 : Named::kGroup1, hopper::kWarpGroupThreads);
-    shared.ring.release(position);
+    shared.ring.release(position.slot);
     position.advance();
   }
   return sum;
@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(3 * hopper::kWarpGroupThreads, 1)
   static_assert(Ring::kEmptyArrivals == (kTurns ? 1 : 2) * kClusterCtas);
   extern __shared__ __align__(1024) char bytes[];
   Shared<Ring>& shared = *reinterpret_cast<Shared<Ring>*>(bytes);
-  if (threadIdx.x == 0) {
-    shared.ring.init();
+  if (hopper::warp_index() == 0) {
+    shared.ring.init_by_warp();
     hopper::fence_barrier_init();
   }
   hopper::cluster_sync();

@@ -6,8 +6,7 @@
 namespace ikbo {
 namespace {
 
-// The users' product. The kernel may start the next one at once; itself it starts after all that is
-// ahead of it on the stream.
+// The users' product. The next kernel may start once all that is ahead of this one has ended.
 template <class T>
 void run_user_product(const ConcatLinearParams& p, const ConcatLinearProblem& problem,
                       const ConcatLinearConfig& config, cudaStream_t stream) {
@@ -24,19 +23,18 @@ void run_user_product(const ConcatLinearParams& p, const ConcatLinearProblem& pr
         static_cast<int32_t>(product.N),
         static_cast<int32_t>(product.K),
         static_cast<int32_t>(gemm_model::ceil_div(product.N, FewRowsKernel::kColumns))};
-    launch(concat_linear::few_rows_sm90<T>,
-           {static_cast<unsigned>(FewRowsKernel::ctas(product)), FewRowsKernel::kThreads}, stream,
-           params);
+    LaunchShape shape{static_cast<unsigned>(FewRowsKernel::ctas(product)), FewRowsKernel::kThreads};
+    shape.overlaps_previous = true;
+    launch(concat_linear::few_rows_sm90<T>, shape, stream, params);
     return;
   }
   gemm::JoinParams join{};
   join.rows = static_cast<int32_t>(problem.U);
   join.columns = static_cast<int32_t>(problem.N);
   join.n_users = 1;
-  join.starts_next = true;
   const gemm::Operands operands{p.x_user.data,       p.w_user.data,       p.product,
                                 p.x_user.row_stride, p.w_user.row_stride, problem.N};
-  gemm::run_join<T>(operands, product, config.users, join, nullptr, false, stream);
+  gemm::run_join<T>(operands, product, config.users, join, nullptr, stream);
 }
 
 template <class T>
@@ -53,10 +51,16 @@ void run(const ConcatLinearParams& p, const ConcatLinearProblem& problem,
   join.columns = static_cast<int32_t>(problem.N);
   join.n_users = static_cast<int32_t>(problem.U);
   join.activation = p.activation;
-  const gemm::Operands operands{p.x_cand.data,       p.w_cand.data,       p.out,
-                                p.x_cand.row_stride, p.w_cand.row_stride, p.out_stride};
+  const gemm::Operands operands{
+      p.x_cand.data,
+      p.w_cand.data,
+      p.out,
+      p.x_cand.row_stride,
+      p.w_cand.row_stride,
+      p.out_stride,
+      config.waits_for_users() ? gemm::Ahead::kPart : gemm::Ahead::kAnything};
   gemm::run_join<T>(operands, concat_linear_model::candidates_product(problem), config.candidates,
-                    join, p.preact, config.waits_for_users(), stream);
+                    join, p.preact, stream);
 }
 
 }  // namespace

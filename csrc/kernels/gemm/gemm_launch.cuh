@@ -17,34 +17,52 @@ struct Operands {
   const void* b;
   void* d;
   int64_t a_stride, b_stride, d_stride;
+  Ahead ahead = Ahead::kAnything;
 };
 
 template <class T>
 inline constexpr ElementType kElementType =
     std::is_same_v<T, __half> ? ElementType::kFloat16 : ElementType::kBfloat16;
 
+// The map of an operand that is read in boxes of 64 columns.
+template <class T>
+CUtensorMap operand_map(const void* base, int64_t rows, int64_t columns, int64_t stride,
+                        int64_t box_rows) {
+  return make_tensor_map(base, kElementType<T>, {columns, rows},
+                         {stride * static_cast<int64_t>(sizeof(T))}, {kTileK, box_rows},
+                         Swizzle::k128Bytes);
+}
+
+// The map of B: [columns, K], or [K, columns] where that is how the epilogue's B lies.
+template <class T, class S, class Epilogue>
+CUtensorMap b_map(const void* base, int64_t columns, int64_t K, int64_t stride) {
+  constexpr int kPart = kPartN<S, Epilogue>;
+  if constexpr (Epilogue::kMajorB == hopper::Major::kMn) {
+    return operand_map<T>(base, K, columns, stride, kPart);
+  } else {
+    return operand_map<T>(base, columns, K, stride, kPart);
+  }
+}
+
+// With kWeights = 2 the problem's N counts the columns of both. The config's K is that of a term.
 template <class T, int kKernel, class Epilogue>
 void launch_kernel(const Operands& operands, const GemmProblem& problem, const GemmConfig& config,
-                   const typename Epilogue::Params& epilogue, bool overlaps_previous,
-                   cudaStream_t stream) {
-  using S = Shape<T, kKernel>;
-  const auto map = [](const void* base, int64_t rows, int64_t columns, int64_t stride,
-                      int64_t box_rows) {
-    return make_tensor_map(base, kElementType<T>, {columns, rows},
-                           {stride * static_cast<int64_t>(sizeof(T))}, {kTileK, box_rows},
-                           Swizzle::k128Bytes);
-  };
+                   const typename Epilogue::Params& epilogue, cudaStream_t stream) {
+  using S = Shape<T, kKernel, Epilogue::kBuffers>;
+  const int64_t columns = problem.N / Epilogue::kWeights;
   const Params params{
-      map(operands.a, problem.M, problem.K, operands.a_stride, S::kTileM),
-      map(operands.b, problem.N, problem.K, operands.b_stride, S::kTileN / S::kCluster),
-      map(operands.d, problem.M, problem.N, operands.d_stride, kStoreTile), config.order,
-      config.k_steps};
+      operand_map<T>(operands.a, problem.M, problem.K, operands.a_stride, S::kTileM),
+      b_map<T, S, Epilogue>(operands.b, columns, problem.K, operands.b_stride),
+      operand_map<T>(operands.d, problem.M, columns, operands.d_stride, kStoreTile),
+      config.order,
+      config.k_steps,
+      operands.ahead};
   LaunchShape shape{static_cast<unsigned>(config.grid), GemmKernel::kThreads};
   shape.shared_bytes = S::kConfig.shared_bytes();
   static_assert(sizeof(Shared<S, Epilogue>) + GemmKernel::kAlignmentBytes <=
                 S::kConfig.shared_bytes());
   shape.cluster = S::kCluster;
-  shape.overlaps_previous = overlaps_previous;
+  shape.overlaps_previous = true;
   launch(gemm_sm90<S, Epilogue>, shape, stream, params, epilogue);
 }
 
@@ -54,7 +72,7 @@ void run_gemm(const Operands& operands, const GemmProblem& problem, const GemmCo
               cudaStream_t stream) {
   const auto launch_if = [&]<int kKernel>(std::integral_constant<int, kKernel>) {
     if (config.kernel == kKernel) {
-      launch_kernel<T, kKernel, PlainEpilogue>(operands, problem, config, {}, false, stream);
+      launch_kernel<T, kKernel, PlainEpilogue>(operands, problem, config, {}, stream);
     }
   };
   [&]<int... kKernels>(std::integer_sequence<int, kKernels...>) {

@@ -3,7 +3,8 @@
 //
 // A CTA is three warp groups:
 // - Group 0, producer. One lane waits for a slot of the ring to be empty, then issues the TMA loads
-//   of the next 64-deep K block into it. Signals: the slot's full barrier (bytes).
+//   of the next 64-deep K block into it. Signals: the slot's full barrier (bytes). It fills the
+//   ring for the first time before the CTA has met.
 // - Groups 1 and 2, consumers. They wait for full, run wgmma on the slot, and arrive on its empty
 //   barrier once the products have completed. Then they round the sums into staging buffers and one
 //   thread stores them by TMA while the next tile's products run.
@@ -13,12 +14,23 @@
 // along M the CTAs share their B tile: each loads half of it and multicasts it to both, so a slot
 // is empty only when the consumers of both CTAs have released it.
 //
-// What becomes of a tile's sums is the kernel's Epilogue: PlainEpilogue below rounds and stores
-// them. Another has the same members.
+// What becomes of a tile's sums is the kernel's Epilogue: RoundEpilogue below rounds and stores
+// them. Another has the same members, some of which say what the operands are:
+// - kMajorB: B is [N, K] as a Linear's weight is in its forward (kK), or [K, N] (kMn) as it is in
+//   its backward.
+// - kWeights = 2: the B tile is two halves side by side, each of a matrix of its own (b and the
+//   epilogue's b_up): one wgmma reads both, so it costs what a plain one does, and sums kTileN / 2
+//   columns apart are in the same thread.
+// - kTerms = 2: D is the sum of two products of the same K, whose operands (a and b, then the
+//   epilogue's a_more and b_more) follow each other along it.
 #pragma once
+
+#include <algorithm>
+#include <type_traits>
 
 #include "config/gemm.h"
 #include "hopper/cluster.cuh"
+#include "hopper/dependent_launch.cuh"
 #include "hopper/fragments.cuh"
 #include "hopper/mbarrier.cuh"
 #include "hopper/pipeline.cuh"
@@ -41,13 +53,15 @@ enum class NamedBarrier {
   kStaged = 5,   // + 2 * consumer + buffer: from the consumer to its helper warp (JoinEpilogue)
 };
 
-// One of kGemmKernels for one element type.
-template <class T_, int kKernel>
+// One of kGemmKernels for one element type. More staging buffers a consumer take the place of
+// stages.
+template <class T_, int kKernel, int kBuffers_ = GemmKernel::kStagingBuffers>
 struct Shape {
   using T = T_;
   static constexpr GemmKernel kConfig = kGemmKernels[kKernel];
   static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n;
-  static constexpr int kStages = kConfig.stages, kCluster = kConfig.cluster_m;
+  static constexpr int kBuffers = kBuffers_, kCluster = kConfig.cluster_m;
+  static constexpr int kStages = kConfig.stages_beside(kBuffers);
   static constexpr bool kPingPong = kConfig.schedule == GemmSchedule::kPingPong;
   static constexpr int kConsumerM = kConfig.rows_per_consumer();
   static constexpr int kBlocksM = kConsumerM / 64;  // of wgmma's 64 rows
@@ -62,18 +76,34 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
   using T = typename S::T;
   T a[S::kStages][S::kTileM * kTileK];
   T b[S::kStages][S::kTileN * kTileK];
-  T staging[kConsumers][2][kStoreTile * kStoreTile];
+  T staging[kConsumers][S::kBuffers][kStoreTile * kStoreTile];
   typename S::Ring ring;
   typename Epilogue::Shared epilogue;
 };
 
+// What of its operands the kernel ahead on the stream, which may still be running, computes.
+// Everything else was there before that one.
+enum class Ahead {
+  kAnything,  // all threads wait for it before they touch memory
+  kA,         // it is waited for before A's first load: the first blocks of B are on their way then
+  kPart,      // the epilogue waits for it, before it reads what it joins
+};
+
 struct Params {
   CUtensorMap a;  // [M, K], box kTileM x 64, 128-byte swizzle
-  CUtensorMap b;  // [N, K], box kTileN / kCluster x 64, 128-byte swizzle
+  CUtensorMap b;  // [N, K], box kPartN x 64, 128-byte swizzle; or [K, N], box 64 x 64
   CUtensorMap d;  // [M, N], box 64 x 64, 128-byte swizzle
   TileOrder order;
-  int k_blocks;  // ceil(K / 64), at least 1: loads past K read zeros
+  int k_blocks;  // ceil(K / 64) of each term, at least 1: loads past K read zeros
+  Ahead ahead;
 };
+
+// B tiles are loaded in parts: one a CTA of the cluster, or one a weight. Those of [K, N] are 64
+// columns wide.
+template <class S, class Epilogue>
+inline constexpr int kPartN =
+    Epilogue::kMajorB == hopper::Major::kMn ? 64
+                                            : S::kTileN / std::max(S::kCluster, Epilogue::kWeights);
 
 // The tiles of a consumer, in its order.
 template <class S>
@@ -90,28 +120,96 @@ __device__ constexpr int first_row(int consumer) {
 
 // ---- producer ----------------------------------------------------------------------------------
 template <class S, class Epilogue>
-__device__ void produce(Shared<S, Epilogue>& shared, const Params& params) {
+__device__ inline void load_a(Shared<S, Epilogue>& shared, const CUtensorMap& a,
+                              const TileCoordinates& tile, int k, int slot) {
+  hopper::tma_load(shared.a[slot], a, shared.ring.full[slot], hopper::L2Hint::kNormal, k * kTileK,
+                   tile.m_tile * S::kTileM);
+}
+
+// The parts of B that this CTA loads.
+template <class S, class Epilogue>
+__device__ inline void load_b(Shared<S, Epilogue>& shared, const CUtensorMap& b,
+                              const typename Epilogue::Params& epilogue,
+                              const TileCoordinates& tile, int k, int slot) {
   constexpr uint16_t kAllCtas = (1 << S::kCluster) - 1;
-  constexpr int kShareN = S::kTileN / S::kCluster;  // rows of B that this CTA loads
+  constexpr int kPart = kPartN<S, Epilogue>;
   const int rank = S::kCluster > 1 ? hopper::cluster_cta_rank() : 0;
-  typename S::Position position;
+  const auto load = [&](int part, const CUtensorMap& map, int x, int y) {
+    auto* to = shared.b[slot] + part * kPart * kTileK;
+    hopper::Barrier& full = shared.ring.full[slot];
+    if constexpr (S::kCluster > 1) {
+      hopper::tma_load_multicast(to, map, full, hopper::L2Hint::kNormal, kAllCtas, x, y);
+    } else {
+      hopper::tma_load(to, map, full, hopper::L2Hint::kNormal, x, y);
+    }
+  };
+  if constexpr (Epilogue::kMajorB == hopper::Major::kMn) {
+    constexpr int kOwn = S::kTileN / kPart / S::kCluster;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int part = rank * kOwn + i;
+      load(part, b, tile.n_tile * S::kTileN + part * kPart, k * kTileK);
+    }
+  } else if constexpr (Epilogue::kWeights == 1) {
+    load(rank, b, k * kTileK, tile.n_tile * S::kTileN + rank * kPart);
+  } else {
+    if (rank == 0) load(0, b, k * kTileK, tile.n_tile * kPart);
+    if (S::kCluster == 1 || rank == 1) load(1, epilogue.b_up, k * kTileK, tile.n_tile * kPart);
+  }
+}
+
+// One lane, in two steps that share no variables: only where a lane is elected right before does
+// the compiler know that what it computes needs no loop over lanes to reach the copy engine.
+
+// Blocks of the first tile that the ring is filled with at first.
+template <class S>
+__device__ inline int blocks_ahead(const Params& params) {
+  return min(S::kStages, params.k_blocks);
+}
+
+// Fills the ring, with A as far as it is there. Needs the ring's barriers only, those of the other
+// CTA included.
+template <class S, class Epilogue>
+__device__ void begin_producing(Shared<S, Epilogue>& shared, const Params& params,
+                                const typename Epilogue::Params& epilogue) {
+  const TileCoordinates tile = params.order.at(blockIdx.x);
+  for (int k = 0; k < blocks_ahead<S>(params); ++k) {
+    hopper::arrive_expect_bytes(shared.ring.full[k], S::kLoadBytes);
+    if (params.ahead != Ahead::kA) load_a<S>(shared, params.a, tile, k, k);
+    load_b<S>(shared, params.b, epilogue, tile, k, k);
+  }
+}
+
+template <class S, class Epilogue>
+__device__ void produce(Shared<S, Epilogue>& shared, const Params& params,
+                        const typename Epilogue::Params& epilogue) {
   auto tiles = TileSchedule::of_cta(blockIdx.x, gridDim.x, params.order.tiles());
+  int first_k = blocks_ahead<S>(params);
+  if (params.ahead == Ahead::kA) {
+    hopper::wait_for_previous_kernel();
+    const TileCoordinates tile = params.order.at(tiles.tile());
+    for (int k = 0; k < first_k; ++k) load_a<S>(shared, params.a, tile, k, k);
+  }
+  typename S::Position position;
+  position.advance(first_k);
   for (; tiles.has_tile(); tiles.next()) {
     const TileCoordinates tile = params.order.at(tiles.tile());
-    const int m = tile.m_tile * S::kTileM, n = tile.n_tile * S::kTileN + rank * kShareN;
-    for (int k = 0; k < params.k_blocks; ++k, position.advance()) {
-      hopper::Barrier& full = shared.ring.produce(position, S::kLoadBytes);
-      hopper::tma_load(shared.a[position.slot], params.a, full, hopper::L2Hint::kNormal, k * kTileK,
-                       m);
-      auto* b = shared.b[position.slot] + rank * kShareN * kTileK;
-      if constexpr (S::kCluster > 1) {
-        hopper::tma_load_multicast(b, params.b, full, hopper::L2Hint::kNormal, kAllCtas, k * kTileK,
-                                   n);
-      } else {
-        hopper::tma_load(b, params.b, full, hopper::L2Hint::kNormal, k * kTileK, n);
+    for (int k = first_k; k < params.k_blocks; ++k, position.advance()) {
+      shared.ring.produce(position, S::kLoadBytes);
+      load_a<S>(shared, params.a, tile, k, position.slot);
+      load_b<S>(shared, params.b, epilogue, tile, k, position.slot);
+    }
+    if constexpr (Epilogue::kTerms == 2) {
+      for (int k = 0; k < params.k_blocks; ++k, position.advance()) {
+        shared.ring.produce(position, S::kLoadBytes);
+        load_a<S>(shared, epilogue.a_more, tile, k, position.slot);
+        load_b<S>(shared, epilogue.b_more, epilogue, tile, k, position.slot);
       }
     }
+    first_k = 0;
   }
+  hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();  // its start overlaps with the last products and epilogues
 }
 
 // ---- consumers ---------------------------------------------------------------------------------
@@ -124,21 +222,22 @@ struct SlotDescriptors {
 };
 
 // One K block of the tile: reads the slot, adds to the sums. `add` false starts them.
-template <class S>
+template <class S, hopper::Major kMajorB>
 __device__ inline void multiply(Sums<S>& sums, const SlotDescriptors& first_slot, int slot,
                                 bool add) {
-  using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
-  constexpr uint64_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
+  using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, kMajorB>;
+  constexpr uint32_t kStepA = hopper::kDescriptorStep<hopper::Major::kK>;
+  constexpr uint32_t kStepB = hopper::kDescriptorStep<kMajorB>;
   // Descriptors count in 16 bytes.
   constexpr uint32_t kRow = kTileK * sizeof(typename S::T) / 16;
-  const uint64_t a = first_slot.a + uint32_t(slot) * (S::kTileM * kRow);
-  const uint64_t b = first_slot.b + uint32_t(slot) * (S::kTileN * kRow);
+  const uint64_t a = hopper::moved(first_slot.a, slot * (S::kTileM * kRow));
+  const uint64_t b = hopper::moved(first_slot.b, slot * (S::kTileN * kRow));
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
 #pragma unroll
     for (int block = 0; block < S::kBlocksM; ++block) {
-      Product::multiply(sums[block], a + block * (64 * kRow) + k * kStep, b + k * kStep,
-                        add || k > 0);
+      Product::multiply(sums[block], hopper::moved(a, block * (64 * kRow) + k * kStepA),
+                        hopper::moved(b, k * kStepB), add || k > 0);
     }
   }
 }
@@ -168,22 +267,36 @@ __device__ inline void stage_block(T* staging, const float (&sums)[kCount], int 
   }
 }
 
+// What most epilogues have in common.
+struct BaseEpilogue {
+  static constexpr bool kHasHelpers = false;
+  static constexpr int kBuffers = GemmKernel::kStagingBuffers;
+  static constexpr int kWeights = 1;
+  static constexpr int kTerms = 1;
+  static constexpr hopper::Major kMajorB = hopper::Major::kK;
+};
+
+struct OneTerm {};
+struct TwoTerms {
+  CUtensorMap a_more, b_more;  // as the maps of a and b
+};
+
 // Rounds the sums and stores them.
-struct PlainEpilogue {
-  struct Params {};
+template <int kTerms_, hopper::Major kMajorB_>
+struct RoundEpilogue : BaseEpilogue {
+  static constexpr int kTerms = kTerms_;
+  static constexpr hopper::Major kMajorB = kMajorB_;
+  using Params = std::conditional_t<kTerms == 2, TwoTerms, OneTerm>;
   struct Shared {
     __device__ void init() {}
   };
-  static constexpr bool kHasHelpers = false;
-
-  __device__ static void start(const Params&) {}
 
   // A consumer's side: before a tile's products, after them, after the last tile.
   template <class S>
   struct Consumer {
-    gemm::Shared<S, PlainEpilogue>& shared;
+    gemm::Shared<S, RoundEpilogue>& shared;
     const gemm::Params& params;
-    const PlainEpilogue::Params& own_params;
+    const RoundEpilogue::Params& own_params;
     const int consumer;
 
     __device__ void begin(int32_t) {}
@@ -223,6 +336,10 @@ struct PlainEpilogue {
   };
 };
 
+using PlainEpilogue = RoundEpilogue<1, hopper::Major::kK>;
+// The gradient of an input of two Linears: dG Wg + dU Wu.
+using InputGradEpilogue = RoundEpilogue<2, hopper::Major::kMn>;
+
 template <class S, class Epilogue>
 __device__ void consume(Shared<S, Epilogue>& shared, const Params& params,
                         const typename Epilogue::Params& epilogue_params, int consumer) {
@@ -231,39 +348,41 @@ __device__ void consume(Shared<S, Epilogue>& shared, const Params& params,
   const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, 1 - consumer);
   const SlotDescriptors first_slot{
       hopper::descriptor<hopper::Major::kK>(shared.a[0] + first_row<S>(consumer) * kTileK),
-      hopper::descriptor<hopper::Major::kK>(shared.b[0])};
+      hopper::descriptor<Epilogue::kMajorB>(shared.b[0], 64 * kTileK * sizeof(typename S::T))};
+  const uint32_t thread = hopper::thread_of_group();
+  const int32_t k_blocks = Epilogue::kTerms * params.k_blocks;
   typename S::Position position;
   typename Epilogue::template Consumer<S> epilogue{shared, params, epilogue_params, consumer};
   auto tiles = tiles_of_consumer<S>(params.order, consumer);
   if (S::kPingPong && consumer == 1) {
     hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
-    position.advance(params.k_blocks);
+    position.advance(k_blocks);
   }
   for (; tiles.has_tile(); tiles.next()) {
     epilogue.begin(tiles.tile());
     if constexpr (S::kPingPong) hopper::barrier_wait(my_turn, kBoth);
     Sums<S> sums;
-    typename S::Position previous = position;
-    for (int k = 0; k < params.k_blocks; ++k, position.advance()) {
-      shared.ring.wait_full(position);
+    bool is_there = false;
+    for (int k = 0; k < k_blocks; ++k) {
+      if (!is_there) shared.ring.wait_full(position);
       hopper::wgmma_fence();
-      multiply<S>(sums, first_slot, position.slot, k > 0);
+      multiply<S, Epilogue::kMajorB>(sums, first_slot, position.slot, k > 0);
       hopper::wgmma_commit();
-      if (k > 0) {
-        hopper::wgmma_wait<1>();  // the products of the block before have read it
-        shared.ring.release(previous);
-      }
-      previous = position;
+      position.advance();
+      is_there = shared.ring.is_full(position);  // after the last block nobody asks
+      hopper::wgmma_wait<1>();                   // the products of the block before have read it
+      if (k > 0) shared.ring.release(position.slot_before(2), thread);
     }
+    const int last_slot = position.slot_before(1);
     // The tensor cores have all of this tile's work: the other consumer's may queue behind it.
     if constexpr (S::kPingPong) {
       hopper::barrier_arrive(its_turn, kBoth);
-      position.advance(params.k_blocks);  // the other's tile
+      position.advance(k_blocks);  // the other's tile
     }
     hopper::wgmma_wait<0>();
 #pragma unroll
     for (int block = 0; block < S::kBlocksM; ++block) hopper::fence_registers(sums[block]);
-    shared.ring.release(previous);
+    shared.ring.release(last_slot);
     epilogue.finish(sums, tiles.tile());
   }
   // A turn was handed on after the last tile as after every other: whoever would be next takes it,
@@ -278,19 +397,33 @@ template <class S, class Epilogue>
 __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
     gemm_sm90(const __grid_constant__ Params params,
               const __grid_constant__ typename Epilogue::Params epilogue) {
-  Epilogue::start(epilogue);
   extern __shared__ char unaligned[];
   const uint32_t base = hopper::shared_address(unaligned);
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   auto& shared =
       *reinterpret_cast<Shared<S, Epilogue>*>(unaligned + (kAtom - base % kAtom) % kAtom);
-  if (threadIdx.x == 0) {
+  const int warp = hopper::warp_index();
+  if (warp == 0) {
+    shared.ring.init_by_warp();
+    hopper::fence_barrier_init();
+    __syncwarp();
+  } else if (threadIdx.x == 32) {
+    shared.epilogue.init();
+    hopper::fence_barrier_init();
+  } else if (threadIdx.x == 64) {
     hopper::prefetch_tensor_map(params.a);
     hopper::prefetch_tensor_map(params.b);
     hopper::prefetch_tensor_map(params.d);
-    shared.ring.init();
-    shared.epilogue.init();
-    hopper::fence_barrier_init();
+    if constexpr (Epilogue::kWeights == 2) hopper::prefetch_tensor_map(epilogue.b_up);
+    if constexpr (Epilogue::kTerms == 2) {
+      hopper::prefetch_tensor_map(epilogue.a_more);
+      hopper::prefetch_tensor_map(epilogue.b_more);
+    }
+  }
+  if (params.ahead == Ahead::kAnything) hopper::wait_for_previous_kernel();
+  // Loads for both CTAs of a pair need the barriers of both.
+  if (S::kCluster == 1 && warp == 0 && hopper::elect_one()) {
+    begin_producing<S>(shared, params, epilogue);
   }
   // All barriers exist, here and in the other CTA, before anyone arrives on them.
   if constexpr (S::kCluster > 1) {
@@ -298,20 +431,27 @@ __global__ void __launch_bounds__(GemmKernel::kThreads, 1)
   } else {
     __syncthreads();
   }
-  const int group = hopper::warp_group_index();
-  if (group == 0) {
-    hopper::give_registers<GemmKernel::kProducerRegisters>();
-    const int warp = hopper::warp_index();
-    if (warp == 0 && hopper::elect_one()) produce(shared, params);
-    if constexpr (Epilogue::kHasHelpers) {
-      if (warp >= 2) Epilogue::template help<S>(shared, params, epilogue, warp - 2);
-    }
-  } else {
-    hopper::take_registers<GemmKernel::kConsumerRegisters>();
-    consume(shared, params, epilogue, group - 1);
-  }
   // The other CTA may still arrive on this one's barriers.
-  if constexpr (S::kCluster > 1) hopper::cluster_sync();
+  const auto leave = [] {
+    if constexpr (S::kCluster > 1) hopper::cluster_sync();
+  };
+  // The two ways don't meet again: only then does ptxas give the consumers all the registers that
+  // they take.
+  if (warp >= 4) {
+    hopper::take_registers<GemmKernel::kConsumerRegisters>();
+    consume(shared, params, epilogue, warp / 4 - 1);
+    leave();
+    return;
+  }
+  hopper::give_registers<GemmKernel::kProducerRegisters>();
+  if (warp == 0 && hopper::elect_one()) {
+    if (S::kCluster > 1) begin_producing<S>(shared, params, epilogue);
+    produce<S>(shared, params, epilogue);
+  }
+  if constexpr (Epilogue::kHasHelpers) {
+    if (warp >= 2) Epilogue::template help<S>(shared, params, epilogue, warp - 2);
+  }
+  leave();
 }
 
 }  // namespace ikbo::gemm

@@ -15,7 +15,6 @@
 #include <limits>
 
 #include "hopper/async_copy.cuh"
-#include "hopper/dependent_launch.cuh"
 #include "kernels/activation.cuh"
 #include "kernels/gemm/gemm_sm90.cuh"
 
@@ -33,11 +32,10 @@ struct JoinParams {
   int32_t n_users;
   Activation activation;
   bool part_is_float;
-  bool has_preact;   // the pre-activation is stored too; zero in rows without a user
-  bool starts_next;  // the next kernel on the stream may start
+  bool has_preact;  // the pre-activation is stored too; zero in rows without a user
 };
 
-struct JoinEpilogue {
+struct JoinEpilogue : BaseEpilogue {
   using Params = JoinParams;
   static constexpr bool kHasHelpers = true;
   static constexpr int32_t kPaddingRow = -1;
@@ -52,10 +50,6 @@ struct JoinEpilogue {
       }
     }
   };
-
-  __device__ static void start(const Params& join) {
-    if (join.starts_next) hopper::allow_next_kernel();
-  }
 
   // What cand_to_user says of a row; rows past the end are padding.
   __device__ static int32_t user_of_row(const Params& join, int32_t row) {

@@ -18,11 +18,10 @@ void for_each_join_kernel(const Body& body) {
 }
 
 // D = act(A B^T + part + bias). join.preact is made here, from `preact` [M, N], contiguous, or
-// null. With overlaps_previous the kernel starts while the one before it on the stream, which
-// computes the part, still runs.
+// null.
 template <class T>
 void run_join(const Operands& operands, const GemmProblem& problem, const GemmConfig& config,
-              JoinParams join, void* preact, bool overlaps_previous, cudaStream_t stream) {
+              JoinParams join, void* preact, cudaStream_t stream) {
   join.has_preact = preact != nullptr;
   if (join.has_preact) {
     join.preact = make_tensor_map(preact, kElementType<T>, {problem.N, problem.M},
@@ -31,8 +30,7 @@ void run_join(const Operands& operands, const GemmProblem& problem, const GemmCo
   }
   for_each_join_kernel([&]<int kKernel>(std::integral_constant<int, kKernel>) {
     if (config.kernel != kKernel) return;
-    launch_kernel<T, kKernel, JoinEpilogue>(operands, problem, config, join, overlaps_previous,
-                                            stream);
+    launch_kernel<T, kKernel, JoinEpilogue>(operands, problem, config, join, stream);
   });
 }
 
@@ -46,7 +44,7 @@ void load_join() {
 // Each type is compiled in a file of its own, instantiations/join_*.cu.
 #define IKBO_JOIN_TEMPLATES(PREFIX, T)                                                     \
   PREFIX template void run_join<T>(const Operands&, const GemmProblem&, const GemmConfig&, \
-                                   JoinParams, void*, bool, cudaStream_t);                 \
+                                   JoinParams, void*, cudaStream_t);                       \
   PREFIX template void load_join<T>();
 IKBO_JOIN_TEMPLATES(extern, __half)
 IKBO_JOIN_TEMPLATES(extern, __nv_bfloat16)

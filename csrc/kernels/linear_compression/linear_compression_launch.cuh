@@ -6,7 +6,6 @@
 
 #include "kernels/linear_compression/linear_compression.h"
 #include "kernels/linear_compression/linear_compression_sm90.cuh"
-#include "kernels/linear_compression/split_sm90.cuh"
 #include "launch/launch.h"
 
 namespace ikbo::linear_compression {
@@ -25,14 +24,14 @@ CUtensorMap weight_map(const LinearCompressionOperands& o,
                        const LinearCompressionProblem& problem) {
   constexpr int64_t kBytes = sizeof(typename S::T);
   return make_tensor_map(o.w, o.type, {problem.K, problem.M}, {o.w_stride * kBytes},
-                         {kTileK, S::kTileM}, Swizzle::k128Bytes);
+                         {kSwizzleK, S::kTileM}, Swizzle::k128Bytes);
 }
 
 template <class S>
 CUtensorMap embedding_map(const LinearCompressionOperands& o,
                           const LinearCompressionProblem& problem) {
   return columns_map<S>(o.type, o.e, problem.rows, problem.K, problem.N, o.e_row_stride, o.e_stride,
-                        kTileK);
+                        S::kTileK);
 }
 
 template <class S>
@@ -53,11 +52,12 @@ Params make_params(const LinearCompressionOperands& o, const LinearCompressionPr
   params.bias = o.bias;
   params.n_users = static_cast<int32_t>(o.n_users);
   params.M = static_cast<int32_t>(problem.M);
-  params.m_tiles = config.m_tiles;
+  params.m_tiles = FastDivisor(config.m_tiles);
   params.units_per_row = config.units_per_row;
   params.schedule = config.schedule;
   params.activation = o.activation;
   params.saves_preact = o.preact != nullptr;
+  params.waits_at_start = !o.part_is_under_way;
   return params;
 }
 
@@ -68,7 +68,7 @@ LaunchShape launch_shape(const LinearCompressionOperands& o,
                 S::kConfig.shared_bytes());
   LaunchShape shape{static_cast<unsigned>(config.grid()), LinearCompressionKernel::kThreads};
   shape.shared_bytes = S::kConfig.shared_bytes();
-  shape.overlaps_previous = o.part_is_under_way;
+  shape.overlaps_previous = true;
   return shape;
 }
 
@@ -88,40 +88,6 @@ void run(const LinearCompressionOperands& operands, const LinearCompressionProbl
     launch(linear_compression_sm90<S>, launch_shape<S>(operands, config), stream,
            make_params<S>(operands, problem, config));
   });
-}
-
-template <class S>
-void run_split_kernel(const LinearCompressionOperands& candidates,
-                      const LinearCompressionProblem& problem,
-                      const LinearCompressionOperands* users,
-                      const LinearCompressionProblem& user_problem,
-                      const LinearCompressionSplit& config, cudaStream_t stream) {
-  const auto side = [](const LinearCompressionOperands& o, const LinearCompressionProblem& p) {
-    return SplitParams::Side{weight_map<S>(o, p), embedding_map<S>(o, p),
-                             static_cast<int32_t>(linear_compression_model::k_blocks(p))};
-  };
-  SplitParams params{};
-  params.candidates = side(candidates, problem);
-  if (users != nullptr) params.users = side(*users, user_problem);
-  params.cand_to_user = candidates.cand_to_user;
-  params.bias = candidates.bias;
-  params.out = candidates.out;
-  params.preact = candidates.preact;
-  params.n_users = static_cast<int32_t>(candidates.n_users);
-  params.M = static_cast<int32_t>(problem.M);
-  params.N = static_cast<int32_t>(problem.N);
-  params.m_tiles = config.m_tiles;
-  params.units = config.units;
-  params.units_per_row = config.units_per_row;
-  params.activation = candidates.activation;
-  LaunchShape shape{static_cast<unsigned>(config.clusters * S::kCtas),
-                    LinearCompressionKernel::kThreads};
-  shape.shared_bytes =
-      static_cast<int>(sizeof(SplitShared<S>)) + LinearCompressionKernel::kAlignmentBytes;
-  static_assert(sizeof(SplitShared<S>) + LinearCompressionKernel::kAlignmentBytes <=
-                S::kConfig.shared_bytes());
-  shape.cluster = S::kCtas;
-  launch(linear_compression_split_sm90<S>, shape, stream, params);
 }
 
 }  // namespace ikbo::linear_compression

@@ -23,6 +23,7 @@
 
 #include <limits>
 
+#include "config/fast_divisor.h"
 #include "config/linear_compression.h"
 #include "hopper/dependent_launch.cuh"
 #include "hopper/mbarrier.cuh"
@@ -57,8 +58,8 @@ struct Filled {
 template <class S>
 struct alignas(hopper::kSwizzleAtomBytes) Shared {
   using T = typename S::T;
-  T w[S::kConfig.w_stages][S::kTileM * kTileK];
-  T e[kConsumers][S::kConfig.e_stages][kTileK * kUnitColumns];
+  T w[S::kConfig.w_stages][S::kTileM * S::kTileK];
+  T e[kConsumers][S::kConfig.e_stages][S::kTileK * kUnitColumns];
   T staging[S::kStaging][S::kTileM * kUnitColumns];
   float bias[S::kTileM];
   typename S::RingW ring_w;
@@ -71,8 +72,8 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
 };
 
 struct Params {
-  CUtensorMap w;                // [M, K], box kTileM x 64
-  CUtensorMap e;                // [B, K, N], box 1 x 64 x 64
+  CUtensorMap w;                // [M, K], box kTileM x 64, one swizzle span
+  CUtensorMap e;                // [B, K, N], box 1 x kTileK x 64
   CUtensorMap part;             // [U, M, N], box 1 x kTileM x 64; unused without a map
   CUtensorMap out;              // [B, M, N], as part
   CUtensorMap preact;           // as out, where saves_preact
@@ -80,11 +81,12 @@ struct Params {
   const void* bias;             // [M] or null
   int32_t n_users;
   int32_t M;
-  int32_t m_tiles;
+  FastDivisor m_tiles;
   int32_t units_per_row;
   ColumnSchedule schedule;
   Activation activation;
   bool saves_preact;
+  bool waits_at_start;  // for the kernel before, whose results may be any of the inputs
 };
 
 // A CTA's place: neighbouring CTAs have the same columns and neighbouring rows of W.
@@ -93,8 +95,13 @@ struct Place {
   int32_t m_tile;
 };
 __device__ inline Place place_of_cta(const Params& params) {
-  const int32_t cta = blockIdx.x;
-  return {cta / params.m_tiles, cta % params.m_tiles};
+  const int32_t cta = blockIdx.x, worker = params.m_tiles.divide(cta);
+  return {worker, params.m_tiles.remainder(cta, worker)};
+}
+
+__device__ inline Turn turn_of(const ColumnSchedule& schedule, int32_t worker, int consumer) {
+  return {schedule.first_step(consumer), schedule.tiles(worker, consumer),
+          schedule.steps(worker) - schedule.end_step(worker, consumer)};
 }
 
 __device__ inline Unit unit_of(const Params& params, int32_t worker, int consumer, int32_t tile) {
@@ -102,39 +109,51 @@ __device__ inline Unit unit_of(const Params& params, int32_t worker, int consume
 }
 
 // ---- loads -------------------------------------------------------------------------------------
+// The steps [first, end) of the loads of W, or of a consumer's E.
 template <class S>
-__device__ void load_w(Shared<S>& shared, const Params& params) {
+__device__ void load_w(Shared<S>& shared, const Params& params, int32_t first, int32_t end) {
   const int32_t first_m = place_of_cta(params).m_tile * S::kTileM;
-  const Turn turn = shared.turns[0];
   const int32_t k_blocks = params.schedule.k_blocks;
-  const int32_t steps = turn.before + turn.tiles * k_blocks + turn.after;
   typename S::RingW::Position position;
-  int32_t k = 0;
-  for (int32_t step = 0; step < steps; ++step, position.advance()) {
+  position.advance(static_cast<uint32_t>(first));
+  int32_t k = first % k_blocks;
+  for (int32_t step = first; step < end; ++step, position.advance()) {
     hopper::Barrier& full = shared.ring_w.produce(position, S::kConfig.w_bytes());
-    hopper::tma_load(shared.w[position.slot], params.w, full, hopper::L2Hint::kNormal, k * kTileK,
-                     first_m);
+#pragma unroll
+    for (int span = 0; span < S::kTileK; span += kSwizzleK) {
+      hopper::tma_load(shared.w[position.slot] + span * S::kTileM, params.w, full,
+                       hopper::L2Hint::kNormal, k * S::kTileK + span, first_m);
+    }
     if (++k == k_blocks) k = 0;
   }
 }
 
 template <class S>
-__device__ void load_e(Shared<S>& shared, const Params& params, int consumer) {
+__device__ void load_e(Shared<S>& shared, const Params& params, int consumer, int32_t first,
+                       int32_t end) {
   const int32_t worker = place_of_cta(params).worker;
-  const Turn turn = shared.turns[consumer];
   const int32_t k_blocks = params.schedule.k_blocks;
   auto& ring = shared.ring_e[consumer];
   typename S::RingE::Position position;
-  for (int32_t tile = 0; tile < turn.tiles; ++tile) {
-    const Unit unit = unit_of(params, worker, consumer, tile);
-    // A tile starts in the block of W at which the consumer does.
-    int32_t k = turn.before;
-    for (int32_t i = 0; i < k_blocks; ++i, position.advance()) {
-      hopper::Barrier& full = ring.produce(position, S::kConfig.e_bytes());
-      hopper::tma_load(shared.e[consumer][position.slot], params.e, full, hopper::L2Hint::kNormal,
-                       unit.first_n, k * kTileK, unit.row);
-      if (++k == k_blocks) k = 0;
+  position.advance(static_cast<uint32_t>(first));
+  int32_t tile = first / k_blocks, left = 0;  // blocks of the tile
+  int32_t k = 0;
+  Unit unit{};
+  for (int32_t step = first; step < end; ++step, position.advance()) {
+    if (left == 0 || step == first) {
+      if (step != first) ++tile;
+      const int32_t done = step - tile * k_blocks;
+      left = k_blocks - done;
+      unit = unit_of(params, worker, consumer, tile);
+      // A tile starts in the block of W at which the consumer does.
+      k = params.schedule.first_step(consumer) + done;
+      if (k >= k_blocks) k -= k_blocks;
     }
+    hopper::Barrier& full = ring.produce(position, S::kConfig.e_bytes());
+    hopper::tma_load(shared.e[consumer][position.slot], params.e, full, hopper::L2Hint::kNormal,
+                     unit.first_n, k * S::kTileK, unit.row);
+    if (++k == k_blocks) k = 0;
+    --left;
   }
 }
 
@@ -167,6 +186,12 @@ __device__ void store(Shared<S>& shared, const Params& params) {
 
   TileWalk filling{params.schedule, place.worker}, storing = filling;
   int result_to_fill = 0, buffer_to_fill = 0, buffer = 0;
+  // Read a tile ahead: it may come from DRAM.
+  const auto user_to_fill = [&] {
+    if (params.cand_to_user == nullptr || !filling.has_tile()) return kPaddingUser;
+    return params.cand_to_user[unit_of(params, place.worker, filling.consumer, filling.tile).row];
+  };
+  int32_t user = user_to_fill();
   const auto fill_next = [&] {
     if (!filling.has_tile()) return;
     const int c = filling.consumer;
@@ -175,8 +200,6 @@ __device__ void store(Shared<S>& shared, const Params& params) {
     told = {Join::kNothing, buffer_to_fill};
     bool loads_part = false;
     if (params.cand_to_user != nullptr) {
-      const Unit unit = unit_of(params, place.worker, c, filling.tile);
-      const int32_t user = params.cand_to_user[unit.row];
       if (user < 0 || user >= params.n_users) {
         // The pre-activation is zero for both.
         told.join = user == kPaddingUser || !last ? Join::kZero : Join::kNan;
@@ -185,12 +208,16 @@ __device__ void store(Shared<S>& shared, const Params& params) {
         loads_part = true;
         hopper::arrive_expect_bytes(shared.filled[c], S::kConfig.staging_bytes());
         hopper::tma_load(shared.staging[buffer_to_fill], params.part, shared.filled[c],
-                         hopper::L2Hint::kNormal, unit.first_n, first_m, user);
+                         hopper::L2Hint::kNormal,
+                         unit_of(params, place.worker, c, filling.tile).first_n, first_m, user);
       }
     }
     if (!loads_part) hopper::arrive(shared.filled[c]);
     if (++buffer_to_fill == S::kStaging) buffer_to_fill = 0;
-    if (last) filling.next();
+    if (last) {
+      filling.next();
+      user = user_to_fill();
+    }
     result_to_fill = last ? 0 : result_to_fill + 1;
   };
 
@@ -269,6 +296,16 @@ __device__ inline void stage_results(typename S::T* staging, const Pairs<S>& res
   }
 }
 
+// By the consumers' threads.
+template <class S>
+__device__ inline void read_bias(Shared<S>& shared, const Params& params, int32_t m_tile) {
+  const auto* bias = static_cast<const typename S::T*>(params.bias);
+  const int32_t first_m = m_tile * S::kTileM;
+  for (int m = threadIdx.x; m < S::kTileM; m += kConsumers * kGroupThreads) {
+    shared.bias[m] = first_m + m < params.M ? static_cast<float>(bias[first_m + m]) : 0.0f;
+  }
+}
+
 template <class S>
 __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   const int thread = threadIdx.x % kGroupThreads;
@@ -288,7 +325,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     if (thread != 0) return;
     for (int32_t i = 0; i < blocks; ++i, skipped.advance()) {
       ring_w.wait_full(skipped);
-      ring_w.release(skipped);
+      ring_w.release(skipped.slot);
     }
   };
   if (turn.before > 0) {
@@ -319,7 +356,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   };
 
   for (int32_t tile = 0; tile < turn.tiles; ++tile) {
-    const Slots<S> last = multiply_blocks<S>(ring_w, ring_e, at, w, e, k_blocks, sums);
+    multiply_blocks<S>(ring_w, ring_e, at, w, e, k_blocks, sums);
     // Half of the part is read under the last products (both halves would spill), and in one go:
     // ldmatrix, add and stmatrix in turns took three times as long.
     wait_filled();
@@ -328,8 +365,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     if (told.join == Join::kPart) read_part<S, 0, kHalf>(pairs, staging);
     hopper::wgmma_wait<0>();
     hopper::fence_registers(sums);
-    ring_w.release(last.w);
-    ring_e.release(last.e);
+    release_last<S>(ring_w, ring_e, at);
     if (told.join == Join::kPart) {
       add_part<S, 0, kHalf>(sums, pairs);
       read_part<S, kHalf, kHalf>(pairs, staging);
@@ -352,47 +388,62 @@ __device__ void run_cta(const Params& params) {
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const Place place = place_of_cta(params);
-  if (threadIdx.x == 0) {
-    hopper::prefetch_tensor_map(params.w);
-    hopper::prefetch_tensor_map(params.e);
-    shared.ring_w.init();
-    for (int c = 0; c < kConsumers; ++c) {
-      shared.ring_e[c].init();
-      hopper::init(shared.filled[c], 1);
-      hopper::init(shared.ready[c], kGroupThreads / 32);
+  const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
+  const bool is_consumer = group < kConsumers;
+  const bool elected = hopper::elect_one();
+
+  if (!is_consumer) {
+    if (warp < kConsumers) {
+      if (elected) hopper::prefetch_tensor_map(params.e);
+      shared.ring_e[warp].init_by_warp();
+    } else if (warp == kConsumers) {
+      if (elected) hopper::prefetch_tensor_map(params.w);
+      shared.ring_w.init_by_warp();
+    } else if (elected) {
+      if (params.cand_to_user != nullptr) hopper::prefetch_tensor_map(params.part);
+      hopper::prefetch_tensor_map(params.out);
+      for (int c = 0; c < kConsumers; ++c) {
+        hopper::init(shared.filled[c], 1);
+        hopper::init(shared.ready[c], kGroupThreads / 32);
+        shared.turns[c] = turn_of(params.schedule, place.worker, c);
+      }
     }
     hopper::fence_barrier_init();
+    __syncwarp();
   }
-  if (threadIdx.x < kConsumers) {
-    const ColumnSchedule& schedule = params.schedule;
-    const int consumer = threadIdx.x;
-    shared.turns[consumer] = {
-        schedule.first_step(consumer), schedule.tiles(place.worker, consumer),
-        schedule.steps(place.worker) - schedule.end_step(place.worker, consumer)};
-  }
-  if (params.bias != nullptr) {
-    const int32_t first_m = place.m_tile * S::kTileM;
-    for (int m = threadIdx.x; m < S::kTileM; m += LinearCompressionKernel::kThreads) {
-      const auto* bias = static_cast<const typename S::T*>(params.bias);
-      shared.bias[m] = first_m + m < params.M ? static_cast<float>(bias[first_m + m]) : 0.0f;
-    }
+
+  if (params.waits_at_start) hopper::wait_for_previous_kernel();
+  // The next kernel may start where SMs are free, now that everything before this one has ended.
+  hopper::allow_next_kernel();
+
+  // The first blocks are on their way before the CTA meets: the rings' barriers are the loading
+  // warps' own so far. No more than two, as the copy engine takes 300 clocks for a step and holds
+  // up who asks for another.
+  constexpr int32_t kEarlySteps = 2;
+  int32_t loaded = 0, steps = 0;
+  if (is_consumer) {
+    if (params.bias != nullptr) read_bias<S>(shared, params, place.m_tile);
+  } else if (warp < kConsumers) {
+    steps = params.schedule.tiles(place.worker, warp) * params.schedule.k_blocks;
+    loaded = min(steps, kEarlySteps);
+    if (elected) load_e<S>(shared, params, warp, 0, loaded);
+  } else if (warp == kConsumers) {
+    steps = params.schedule.steps(place.worker);
+    loaded = min(steps, kEarlySteps);
+    if (elected) load_w<S>(shared, params, 0, loaded);
   }
   __syncthreads();
-  // The kernel that waits for this one's part may start where SMs are free.
-  hopper::allow_next_kernel();
-  const int group = hopper::warp_group_index();
-  if (group < kConsumers) {
+  if (is_consumer) {
     hopper::take_registers<LinearCompressionKernel::kConsumerRegisters>();
     consume<S>(shared, params, group);
     return;
   }
   hopper::give_registers<LinearCompressionKernel::kOtherRegisters>();
-  const int warp = hopper::warp_index() % 4;
-  if (!hopper::elect_one()) return;
+  if (!elected) return;
   if (warp < kConsumers) {
-    load_e<S>(shared, params, warp);
+    load_e<S>(shared, params, warp, loaded, steps);
   } else if (warp == kConsumers) {
-    load_w<S>(shared, params);
+    load_w<S>(shared, params, loaded, steps);
   } else {
     store<S>(shared, params);
   }

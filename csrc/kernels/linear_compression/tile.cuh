@@ -12,7 +12,7 @@
 
 namespace ikbo::linear_compression {
 
-inline constexpr int kTileK = LinearCompressionKernel::kTileK;
+inline constexpr int kSwizzleK = LinearCompressionKernel::kSwizzleK;
 inline constexpr int kUnitColumns = LinearCompressionKernel::kUnitColumns;
 inline constexpr int kConsumers = LinearCompressionKernel::kConsumers;
 inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
@@ -31,6 +31,7 @@ struct Shape {
   static constexpr int kIndex = kKernel;
   static constexpr LinearCompressionKernel kConfig = kLinearCompressionKernels[kKernel];
   static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kTileK = kConfig.tile_k;
   static constexpr int kStaging = kConfig.staging_buffers;
   using RingW = hopper::Pipeline<kConfig.w_stages, kConsumers>;
   using RingE = hopper::Pipeline<kConfig.e_stages, 1>;
@@ -47,14 +48,18 @@ __device__ inline Unit unit_at(int32_t index, int32_t units_per_row) {
 template <class S>
 using Sums = float[S::kTileM / 2];
 
-// One K block: reads the slots, adds to the sums. `add` false starts them.
+// One step of K: reads the slots, adds to the sums. `add` false starts them. A slot of W has its
+// swizzle spans of K one after the other.
 template <class S>
 __device__ inline void multiply(Sums<S>& sums, uint64_t e, uint64_t w, bool add) {
   using Product = hopper::Wgmma<typename S::T, S::kTileM, hopper::Major::kMn, hopper::Major::kK>;
 #pragma unroll
-  for (int k = 0; k < kTileK / 16; ++k) {
-    Product::multiply(sums, e + k * hopper::kDescriptorStep<hopper::Major::kMn>,
-                      w + k * hopper::kDescriptorStep<hopper::Major::kK>, add || k > 0);
+  for (int k = 0; k < S::kTileK / 16; ++k) {
+    constexpr int kSpan = kSwizzleK / 16;
+    const uint32_t in_w = k / kSpan * (S::kTileM * hopper::kSwizzleRowBytes / 16) +
+                          k % kSpan * hopper::kDescriptorStep<hopper::Major::kK>;
+    Product::multiply(sums, hopper::moved(e, k * hopper::kDescriptorStep<hopper::Major::kMn>),
+                      hopper::moved(w, in_w), add || k > 0);
   }
 }
 
@@ -65,29 +70,41 @@ struct Slots {
   typename S::RingE::Position e;
 };
 
-// Multiplies the next `blocks` (at least 1) blocks of K; w and e describe slot 0 of each ring.
-// Returns the slots of the last, whose products may still run: they are the caller's to release.
+// Multiplies the next `blocks` (at least 1) blocks of K; w and e describe slot 0 of each ring. The
+// products of the last may still run: the caller waits, then release_last().
 template <class S>
-__device__ inline Slots<S> multiply_blocks(typename S::RingW& ring_w, typename S::RingE& ring_e,
-                                           Slots<S>& at, uint64_t w, uint64_t e, int32_t blocks,
-                                           Sums<S>& sums) {
+__device__ inline void multiply_blocks(typename S::RingW& ring_w, typename S::RingE& ring_e,
+                                       Slots<S>& at, uint64_t w, uint64_t e, int32_t blocks,
+                                       Sums<S>& sums) {
   constexpr uint32_t kSlotW = S::kConfig.w_bytes() / 16;  // descriptors count in 16 bytes
   constexpr uint32_t kSlotE = S::kConfig.e_bytes() / 16;
-  Slots<S> before = at;
-  for (int32_t i = 0; i < blocks; ++i, at.w.advance(), at.e.advance()) {
-    ring_w.wait_full(at.w);
-    ring_e.wait_full(at.e);
-    hopper::wgmma_fence();
-    multiply<S>(sums, e + uint32_t(at.e.slot) * kSlotE, w + uint32_t(at.w.slot) * kSlotW, i > 0);
-    hopper::wgmma_commit();
-    if (i > 0) {
-      hopper::wgmma_wait<1>();  // the products of the block before have read the slots
-      ring_w.release(before.w);
-      ring_e.release(before.e);
+  const uint32_t thread = hopper::thread_of_group();
+  bool is_there = false;
+  for (int32_t i = 0; i < blocks; ++i) {
+    if (!is_there) {
+      ring_w.wait_full(at.w);
+      ring_e.wait_full(at.e);
     }
-    before = at;
+    hopper::wgmma_fence();
+    multiply<S>(sums, hopper::moved(e, at.e.slot * kSlotE), hopper::moved(w, at.w.slot * kSlotW),
+                i > 0);
+    hopper::wgmma_commit();
+    at.w.advance();
+    at.e.advance();
+    is_there = ring_w.is_full(at.w) & ring_e.is_full(at.e);  // after the last block nobody asks
+    hopper::wgmma_wait<1>();  // the products of the block before have read the slots
+    if (i > 0) {
+      ring_w.release(at.w.slot_before(2), thread);
+      ring_e.release(at.e.slot_before(2), thread);
+    }
   }
-  return before;
+}
+
+template <class S>
+__device__ inline void release_last(typename S::RingW& ring_w, typename S::RingE& ring_e,
+                                    const Slots<S>& at) {
+  ring_w.release(at.w.slot_before(1));
+  ring_e.release(at.e.slot_before(1));
 }
 
 // A lane's 16-bit results, or its share of the part: pair i is sums 2i and 2i + 1, one column and

@@ -18,8 +18,8 @@ struct PackRows {
   int64_t destination_stride;  // a multiple of 8, at least `columns`
 };
 
-// Up to two matrices in one launch.
-inline constexpr int kMaxPackedMatrices = 2;
+// Up to three matrices in one launch.
+inline constexpr int kMaxPackedMatrices = 3;
 void pack_rows(const PackRows* matrices, int count, cudaStream_t stream);
 void load_pack_rows();
 

@@ -80,19 +80,26 @@ def candidate_attention(
     - dense: ``k [U, L, Hk, D]``, ``v [U, L, Hk, Dv]``. With ``kv_len``, only the first
       ``kv_len[u]`` keys of user u exist; what the rest holds, NaN included, changes nothing.
     - flat: ``k [T, Hk, D]``, ``v [T, Hk, Dv]``, user u having the keys from ``kv_start[u]`` on,
-      ``kv_len[u]`` of them: jagged, left-padded, or slots of a slab, which users may share.
+      ``kv_len[u]`` of them: jagged, left-padded, or slots of a slab, which users may share. Without
+      ``kv_len``, ``kv_start [U + 1]`` holds offsets: user u has the keys from ``kv_start[u]`` up to
+      ``kv_start[u + 1]``.
     - jagged ``torch.nested`` tensors (``layout=torch.jagged``), ``k [U, j, Hk, D]`` and
       ``v [U, j, Hk, Dv]`` with the same offsets.
 
-    Differentiable in q, k and v, once. Gradients of k and v sum over all candidates of the user.
+    Differentiable in q, k and v, once. Gradients of k and v sum over all candidates of the user. On
+    a Hopper GPU, in float16 and bfloat16, they are computed by PyTorch's flash attention where keys
+    are dense, nested or given by offsets; elsewhere by the reference, slowly. Flash attention gives
+    the same bits again only under ``torch.use_deterministic_algorithms(True)``.
 
     Args:
         q: ``[B, S, H, D]``, S query rows per candidate.
         k: the users' keys in the dtype of q; see above.
         v: the users' values in the dtype of q.
         cand_to_user: a :class:`CandidateMap`, or int32/int64 ``[B]``.
-        kv_start: int32 or int64 ``[U]``. Flat k and v need it; no other form has it.
-        kv_len: int32 or int64 ``[U]``. Flat k and v need it, dense ones may have it.
+        kv_start: int32 or int64 ``[U]``, or offsets ``[U + 1]`` that don't decrease. Flat k and v
+            need it; no other form has it.
+        kv_len: int32 or int64 ``[U]``. Flat k and v need it beside a ``kv_start [U]``, dense ones
+            may have it.
         scale: what scores are multiplied with; ``1 / sqrt(D)`` by default.
         out: preallocated ``[B, S, H, Dv]``; inference only.
 
@@ -117,7 +124,7 @@ def candidate_attention(
 
 def _from_nested(
     k: Tensor, v: Tensor, kv_start: Tensor | None, kv_len: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Flat k, v, kv_start and kv_len of jagged nested tensors, which share storage with them."""
     if kv_start is not None or kv_len is not None:
         raise ValueError(
@@ -140,5 +147,5 @@ def _from_nested(
         )
     nested: Any = k
     offsets, lengths = nested.offsets(), nested.lengths()
-    kv_len = offsets.diff() if lengths is None else lengths
-    return k.values(), v.values(), offsets[:-1], kv_len
+    start = offsets if lengths is None else offsets[:-1]
+    return k.values(), v.values(), start, lengths

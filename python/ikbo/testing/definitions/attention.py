@@ -22,7 +22,9 @@ def candidate_attention(
     Flat k and v are cut into dense ones first: user u's keys in front, the rest of its row empty.
     """
     if k.dim() == 3:
-        assert kv_start is not None and kv_len is not None
+        assert kv_start is not None
+        if kv_len is None:
+            kv_start, kv_len = kv_start[:-1], kv_start.diff()
         n_users, n_keys = kv_start.shape[0], k.shape[0]
         valid = (kv_start >= 0) & (kv_len >= 0) & (kv_start <= n_keys - kv_len)
         place = torch.arange(n_keys, device=k.device)

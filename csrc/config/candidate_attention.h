@@ -1,0 +1,169 @@
+// Which kernel candidate attention gets: a pure function of problem and device, tested on the CPU.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "config/device_limits.h"
+
+namespace ikbo {
+
+// Two consumers x 64 query rows of one user and head by tile_n keys, one CTA an SM.
+struct AttentionKernel {
+  static constexpr int kConsumers = 2;
+  static constexpr int kConsumerRows = 64;  // of one wgmma
+  static constexpr int kTileM = kConsumers * kConsumerRows;
+  static constexpr int kElementBytes = 2;
+  static constexpr int kWarpGroupThreads = 128;
+  static constexpr int kThreads = (kConsumers + 1) * kWarpGroupThreads;
+  static constexpr int kRegistersPerSm = 65536;
+  static constexpr int kOtherRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kSmallBytes = 1024;      // barriers, tile descriptors
+  static constexpr int kAlignmentBytes = 1024;  // the 128-byte swizzle repeats every 1024
+
+  int head_qk;  // head size of queries and keys; smaller ones are filled with zeros
+  int head_v;
+  int tile_n;
+  int q_slots;  // of each consumer: with two, the next tile's q is there before this one is done
+                // with
+  int stages;   // of K and of V
+
+  constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
+  constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
+  constexpr int v_bytes() const { return tile_n * head_v * kElementBytes; }
+  constexpr int shared_bytes() const {
+    return kConsumers * q_slots * q_bytes() + stages * (k_bytes() + v_bytes()) + kSmallBytes +
+           kAlignmentBytes;
+  }
+  // fp32 scores and outputs, and 16-bit weights, that a consumer thread holds.
+  constexpr int scores() const { return tile_n / 2; }
+  constexpr int outputs() const { return head_v / 2; }
+  constexpr int weights() const { return tile_n / 4; }
+};
+
+inline constexpr AttentionKernel kAttentionKernels[] = {
+    {64, 64, 128, 2, 4},
+    {128, 128, 128, 2, 2},
+    // Steps of larger heads are long enough to load q in. With fewer keys, products would be bound
+    // by reads of q from shared memory.
+    {192, 128, 128, 1, 2},
+    {256, 256, 80, 1, 2},
+};
+inline constexpr int kAttentionKernelCount = static_cast<int>(std::size(kAttentionKernels));
+
+constexpr bool attention_kernel_is_possible(const AttentionKernel& kernel) {
+  constexpr int kMaxSharedBytes = 227 * 1024;
+  // Beside them addresses, running maxima and sums.
+  constexpr int kOtherRegistersOfConsumers = 40;
+  return kernel.head_qk % 64 == 0 && kernel.head_v % 64 == 0 && kernel.tile_n % 16 == 0 &&
+         kernel.head_v <= kernel.head_qk &&
+         kernel.scores() + kernel.outputs() + kernel.weights() + kOtherRegistersOfConsumers <=
+             AttentionKernel::kConsumerRegisters &&
+         kernel.shared_bytes() <= kMaxSharedBytes;
+}
+static_assert(std::all_of(std::begin(kAttentionKernels), std::end(kAttentionKernels),
+                          attention_kernel_is_possible));
+static_assert(AttentionKernel::kWarpGroupThreads *
+                  (AttentionKernel::kOtherRegisters +
+                   AttentionKernel::kConsumers * AttentionKernel::kConsumerRegisters) <=
+              AttentionKernel::kRegistersPerSm);
+
+struct AttentionProblem {
+  int64_t B, S, H, D, Dv, U;
+  int64_t L;            // keys of a user, or their mean
+  bool lengths_differ;  // may do so from user to user
+  bool ordered;         // candidates aren't grouped by user: there is an order
+};
+
+struct AttentionConfig {
+  static constexpr int kMinPartTiles = 2;
+  static constexpr int kMaxParts = 8;  // CTAs of a cluster
+
+  int kernel;         // index in kAttentionKernels
+  int parts;          // into which each tile's keys are cut, for CTAs of a cluster
+  int ctas;           // persistent, at most one an SM; with parts, one a tile and part
+  int rows_together;  // of a consumer's 64 query rows, how many lie side by side for sure
+  bool tickets;       // a CTA that is free takes the next tile; else every ctas-th from its own on
+};
+
+// Why no kernel takes the problem, or nullptr. Sizes aren't negative.
+constexpr const char* attention_decline_reason(const AttentionProblem& problem,
+                                               const DeviceLimits& device) {
+  constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+  if (problem.D % 8 != 0 || problem.Dv % 8 != 0 || problem.Dv == 0) {
+    return "head sizes that are not multiples of 8, which TMA needs";
+  }
+  // Nor may a run's end, rounded up to tiles, leave int32.
+  if (problem.S != 0 && problem.B > (kMaxSize - AttentionKernel::kTileM) / problem.S) {
+    return "2^31 query rows or more, which TMA coordinates can't hold";
+  }
+  // Nor the number of tiles, of all heads and parts, one grid further on.
+  const int64_t tiles = problem.B * problem.S / AttentionKernel::kTileM + problem.U + 1;
+  if (problem.H > kMaxSize / 2 / tiles / AttentionConfig::kMaxParts) return "2^24 tiles or more";
+  const AttentionKernel& largest = kAttentionKernels[kAttentionKernelCount - 1];
+  if (problem.D > largest.head_qk || problem.Dv > largest.head_v) return "heads larger than 256";
+  if (largest.shared_bytes() > device.max_shared_bytes_per_cta) {
+    return "a device without the shared memory of the kernels";
+  }
+  return nullptr;
+}
+
+// For a problem without a decline reason: the smallest heads that hold the problem's.
+constexpr AttentionConfig attention_config(const AttentionProblem& problem,
+                                           const DeviceLimits& device) {
+  AttentionConfig config{};
+  while (kAttentionKernels[config.kernel].head_qk < problem.D ||
+         kAttentionKernels[config.kernel].head_v < problem.Dv) {
+    ++config.kernel;
+  }
+  // The run of each user that has candidates, and the rows without a user, may end in a tile that
+  // isn't full.
+  const int64_t rows = problem.B * problem.S;
+  const int64_t users = std::max<int64_t>(std::min(problem.U, problem.B), 1);
+  const int64_t most_tiles = (rows / AttentionKernel::kTileM + users + 1) * problem.H;
+  // Candidates that are spread evenly make fewer.
+  const int64_t rows_per_user = (rows + users - 1) / users;
+  const int64_t tiles_per_user =
+      std::max<int64_t>((rows_per_user + AttentionKernel::kTileM - 1) / AttentionKernel::kTileM, 1);
+  const int64_t tiles = tiles_per_user * users * std::max<int64_t>(problem.H, 1);
+  // Fewer tiles than half of the SMs: their keys are cut, into parts of at least kMinPartTiles.
+  const AttentionKernel& kernel = kAttentionKernels[config.kernel];
+  const int64_t most_parts = problem.L / (kernel.tile_n * AttentionConfig::kMinPartTiles);
+  config.parts = static_cast<int>(std::clamp<int64_t>(
+      device.sm_count / tiles, 1, std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));
+  config.ctas = static_cast<int>(config.parts > 1 ? most_tiles * config.parts
+                                                  : std::min<int64_t>(most_tiles, device.sm_count));
+  config.rows_together = AttentionKernel::kConsumerRows;
+  if (problem.ordered) {
+    config.rows_together =
+        static_cast<int>(std::gcd<int64_t>(problem.S, AttentionKernel::kConsumerRows));
+  }
+  // Clearing the counter is a launch of its own: not for a round or two of tiles.
+  config.tickets = problem.lengths_differ && config.parts == 1 && tiles > 2 * config.ctas;
+  return config;
+}
+
+// "candidate_attention_sm90_128_128_128x128": heads, then tile
+inline std::string name(const AttentionKernel& kernel) {
+  return "candidate_attention_sm90_" + std::to_string(kernel.head_qk) + "_" +
+         std::to_string(kernel.head_v) + "_" + std::to_string(AttentionKernel::kTileM) + "x" +
+         std::to_string(kernel.tile_n);
+}
+
+// For explain: the config as JSON.
+inline std::string to_json(const AttentionConfig& config) {
+  const AttentionKernel& kernel = kAttentionKernels[config.kernel];
+  return "{\"kernel\": \"" + name(kernel) + "\", \"stages\": " + std::to_string(kernel.stages) +
+         ", \"shared_bytes\": " + std::to_string(kernel.shared_bytes()) +
+         ", \"parts\": " + std::to_string(config.parts) +
+         ", \"ctas\": " + std::to_string(config.ctas) +
+         ", \"rows_together\": " + std::to_string(config.rows_together) +
+         ", \"tickets\": " + (config.tickets ? "true" : "false") + "}";
+}
+
+}  // namespace ikbo

@@ -1,0 +1,287 @@
+// out = softmax(scale * q k^T) v for the query rows of candidates over the keys of their users,
+// each user's stored once. 16-bit operands, fp32 scores and sums; persistent and warp-specialised.
+//
+// A tile is 128 query rows of one user and head (query_tiles.cuh) and goes over the user's keys in
+// blocks of kTileN. Warp groups:
+// - Groups 0 and 1, consumers, 64 query rows each. A step multiplies q with a block of keys and, at
+//   the same time, the block before's weights with its values; then come the softmax of the new
+//   scores and, under it, the rest of the second product. Steps go on across tiles: the first
+//   scores of a tile are made beside the last product of the one before, whose results are stored
+//   in the same step. The consumers take turns at the tensor cores (kTurn), so that the softmax of
+//   one runs under the products of the other.
+// - Group 2, one warp each (loads.cuh): find tiles, load q, load k, load v.
+// Where a consumer has no rows in a tile it lets the blocks go by. Where there are too few tiles
+// for the GPU each is cut into parts of its keys, for a cluster of CTAs that add up their results
+// in the end (split.cuh).
+#pragma once
+
+#include "hopper/cluster.cuh"
+#include "hopper/dependent_launch.cuh"
+#include "hopper/wgmma.cuh"
+#include "kernels/candidate_attention/loads.cuh"
+#include "kernels/candidate_attention/results.cuh"
+#include "kernels/candidate_attention/softmax.cuh"
+#include "kernels/candidate_attention/split.cuh"
+
+namespace ikbo::attention {
+
+template <class S>
+using Scores = float[S::kTileN / 2];
+// 16-bit weights as wgmma takes A from registers: four for each 16 keys.
+template <class S>
+using Weights = uint32_t[S::kTileN / 16][4];
+
+template <class S>
+__device__ inline void multiply_q_k(Scores<S>& scores, uint64_t q, uint64_t k) {
+  using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
+  constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
+  constexpr uint32_t kQBlock = kConsumerRows * hopper::kSwizzleRowBytes / 16;
+  constexpr uint32_t kKBlock = S::kTileN * hopper::kSwizzleRowBytes / 16;
+#pragma unroll
+  for (int d = 0; d < S::kHeadQk / 16; ++d) {
+    Product::multiply(scores, q + (d / 4 * kQBlock + d % 4 * kStep),
+                      k + (d / 4 * kKBlock + d % 4 * kStep), d > 0);
+  }
+}
+
+template <class S>
+__device__ inline void multiply_weights_v(Outputs<S>& outputs, const Weights<S>& weights,
+                                          uint64_t v, bool add) {
+  using Product = hopper::Wgmma<typename S::T, S::kHeadV, hopper::Major::kK, hopper::Major::kMn>;
+#pragma unroll
+  for (int key = 0; key < S::kTileN / 16; ++key) {
+    Product::multiply_registers(outputs, weights[key],
+                                v + key * hopper::kDescriptorStep<hopper::Major::kMn>,
+                                add || key > 0);
+  }
+}
+
+template <class S>
+__device__ inline void round_weights(Weights<S>& weights, const Scores<S>& scores) {
+#pragma unroll
+  for (int i = 0; i < S::kTileN / 4; ++i) {
+    weights[i / 4][i % 4] = pack<typename S::T>(scores[2 * i], scores[2 * i + 1]);
+  }
+}
+
+template <class S>
+__device__ inline void scale_rows(Outputs<S>& outputs, float upper, float lower) {
+#pragma unroll
+  for (int i = 0; i < S::kHeadV / 2; ++i) outputs[i] *= i % 4 < 2 ? upper : lower;
+}
+
+// What steps carry on stays in uniform registers only where ptxas knows that all lanes are
+// together: hence __syncwarp() where they may have been apart. Elsewhere it moves every descriptor
+// of a product to a uniform register just before it.
+template <class S>
+__device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
+  constexpr int kBoth = kConsumers * kGroupThreads;
+  constexpr uint32_t kSlotQ = S::kConfig.q_bytes() / 16;  // descriptors count in 16 bytes
+  constexpr uint32_t kSlotK = S::kConfig.k_bytes() / 16, kSlotV = S::kConfig.v_bytes() / 16;
+  const NamedBarrier my_turn = hopper::numbered(NamedBarrier::kTurn, consumer);
+  const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, 1 - consumer);
+  const uint32_t thread = hopper::thread_of_group();
+  auto& ring_q = shared.ring_q[consumer];
+  const uint64_t q = hopper::descriptor<hopper::Major::kK>(shared.q[consumer][0][0]);
+  const uint64_t k = hopper::descriptor<hopper::Major::kK>(shared.k[0][0]);
+  const uint64_t v =
+      hopper::descriptor<hopper::Major::kMn>(shared.v[0][0], S::kTileN * hopper::kSwizzleRowBytes);
+
+  Tiles::Position at;
+  typename S::RingQ::Position at_q;
+  typename S::Ring::Position at_k, at_v;
+  const auto has_rows = [&](const QueryTile& tile) { return tile.rows > consumer * kConsumerRows; };
+  // The next tile with keys, or the last.
+  const auto next_tile = [&] {
+    for (;;) {
+      const QueryTile tile = shared.tiles.read(at);
+      at.advance();
+      if (tile.is_last() || tile.kv_len > 0) return tile;
+      if (params.is_split()) {
+        keep_no_partial(shared, tile.kv_len == 0 ? -INFINITY : NAN, consumer);
+      } else {
+        store_without_keys<S>(params, tile.kv_len == 0, ConsumerRows(tile, consumer));
+      }
+      __syncwarp();
+    }
+  };
+  const auto multiply_scores = [&](Scores<S>& scores) {
+    const int q_slot = hopper::uniform(at_q.slot), k_slot = hopper::uniform(at_k.slot);
+    hopper::barrier_wait(my_turn, kBoth);
+    hopper::wgmma_fence();
+    multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
+    hopper::wgmma_commit();
+    at_k.advance();
+  };
+  const auto multiply_values = [&](Outputs<S>& outputs, const Weights<S>& weights, bool adds) {
+    const int v_slot = hopper::uniform(at_v.slot);
+    shared.ring_v.wait_full(at_v);
+    hopper::wgmma_fence();
+    multiply_weights_v<S>(outputs, weights, hopper::moved(v, v_slot * kSlotV), adds);
+    hopper::wgmma_commit();
+    at_v.advance();
+  };
+  // Where the scores made last, of the block from which on the tile has `keys`, are the tile's
+  // last.
+  const auto release_q = [&](int32_t keys) {
+    if (keys > S::kTileN) return;
+    ring_q.release(at_q.slot, thread);
+    at_q.advance();
+  };
+
+  if (consumer == 1) hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
+  Softmax<S::kTileN / 2> softmax(params.scale);
+  QueryTile tile = next_tile();
+  while (!tile.is_last()) {
+    if (!has_rows(tile)) {
+      for (int32_t key = 0; key < tile.kv_len; key += S::kTileN) {
+        shared.ring_k.wait_full(at_k);
+        hopper::barrier_wait(my_turn, kBoth);
+        hopper::barrier_arrive(its_turn, kBoth);
+        shared.ring_k.release(at_k.slot, thread);
+        at_k.advance();
+        shared.ring_v.wait_full(at_v);
+        shared.ring_v.release(at_v.slot, thread);
+        at_v.advance();
+      }
+      if (params.is_split()) keep_no_partial(shared, -INFINITY, consumer);
+      __syncwarp();
+      tile = next_tile();
+      continue;
+    }
+    Outputs<S> outputs;
+    Scores<S> scores;
+    Weights<S> weights;
+    softmax.start();
+    ring_q.wait_full(at_q);
+    shared.ring_k.wait_full(at_k);
+    multiply_scores(scores);
+    hopper::barrier_arrive(its_turn, kBoth);
+    hopper::wgmma_wait<0>();
+    hopper::fence_registers(scores);
+    shared.ring_k.release(at_k.slot_before(1), thread);
+    release_q(tile.kv_len);
+    softmax.update(scores, tile.kv_len);
+    round_weights<S>(weights, scores);
+
+    int32_t keys_left = tile.kv_len - S::kTileN;
+    bool adds = false;      // to outputs of blocks before
+    bool is_there = false;  // the next block of keys
+    QueryTile next = tile;
+    float lse[2];
+    for (;;) {
+      const bool finishes = keys_left <= 0;
+      if (finishes) {
+        next = next_tile();
+        if (next.is_last() || !has_rows(next)) break;
+        keys_left = next.kv_len;
+        ring_q.wait_full(at_q);
+      }
+      if (!is_there) shared.ring_k.wait_full(at_k);
+      multiply_scores(scores);
+      multiply_values(outputs, weights, adds);
+      hopper::barrier_arrive(its_turn, kBoth);
+      is_there = shared.ring_k.is_full(at_k);
+      hopper::wgmma_wait<1>();  // the scores
+      hopper::fence_registers(scores);
+      shared.ring_k.release(at_k.slot_before(1), thread);
+      float2 factor;
+      if (finishes) {
+        factor = softmax.finish(lse);
+        softmax.start();
+      }
+      const float2 correction = softmax.update(scores, keys_left);
+      if (!finishes) factor = correction;
+      // Not before the softmax, because ptxas moves the exponentials past a wait that follows them
+      // without a branch between.
+      release_q(keys_left);
+      hopper::wgmma_wait<0>();
+      hopper::fence_registers(outputs);
+      shared.ring_v.release(at_v.slot_before(1), thread);
+      round_weights<S>(weights, scores);
+      // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
+      if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
+        scale_rows<S>(outputs, factor.x, factor.y);
+      }
+      keys_left -= S::kTileN;
+      adds = !finishes;
+      if (finishes) {
+        store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+        __syncwarp();
+        tile = next;
+      }
+    }
+    multiply_values(outputs, weights, adds);
+    const float2 factor = softmax.finish(lse);
+    hopper::wgmma_wait<0>();
+    hopper::fence_registers(outputs);
+    shared.ring_v.release(at_v.slot_before(1), thread);
+    scale_rows<S>(outputs, factor.x, factor.y);
+    if (params.is_split()) {
+      keep_partial<S>(shared, outputs, lse, consumer);
+      break;  // the CTA's only tile
+    }
+    store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+    __syncwarp();
+    tile = next;
+  }
+  // A turn was handed on after the last scores as after all others: consumer 0 takes it.
+  if (consumer == 0) hopper::barrier_wait(my_turn, kBoth);
+}
+
+template <class S>
+__global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
+    candidate_attention_sm90(const __grid_constant__ Params params) {
+  extern __shared__ char unaligned[];
+  const uint32_t base = hopper::shared_address(unaligned);
+  constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
+  auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
+  const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
+  if (group == kConsumers) {
+    const bool elected = hopper::elect_one();
+    if (warp == 0) {
+      shared.tiles.init_by_warp();
+    } else if (warp == 1) {
+      if (elected) hopper::prefetch_tensor_map(params.q);
+      for (auto& ring : shared.ring_q) ring.init_by_warp();
+    } else if (warp == 2) {
+      if (elected) hopper::prefetch_tensor_map(params.k);
+      shared.ring_k.init_by_warp();
+    } else {
+      if (elected) hopper::prefetch_tensor_map(params.v);
+      shared.ring_v.init_by_warp();
+    }
+    hopper::fence_barrier_init();
+  }
+  // Everything after may read or write what kernels before this one use. The next may start where
+  // SMs are free.
+  hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();
+  __syncthreads();
+  if (group < kConsumers) {
+    hopper::take_registers<AttentionKernel::kConsumerRegisters>();
+    consume<S>(shared, params, group);
+    if (params.is_split()) {
+      hopper::cluster_sync();
+      finish_split<S>(shared, params, hopper::cluster_cta_rank());
+      hopper::cluster_sync();
+    }
+    return;
+  }
+  hopper::give_registers<AttentionKernel::kOtherRegisters>();
+  if (warp == 0) {
+    find_tiles(shared, params);
+  } else if (warp == 1) {
+    load_q(shared, params);
+  } else if (warp == 2) {
+    if (hopper::elect_one()) load_k(shared, params);
+  } else {
+    if (hopper::elect_one()) load_v(shared, params);
+  }
+  if (!params.is_split()) return;
+  __syncwarp();
+  hopper::cluster_sync();
+  hopper::cluster_sync();  // until the others have read this CTA's results
+}
+
+}  // namespace ikbo::attention

@@ -1,0 +1,145 @@
+// The warps of group 2: one finds the CTA's tiles, three load.
+#pragma once
+
+#include <limits>
+
+#include "hopper/tma.cuh"
+#include "kernels/candidate_attention/shape.cuh"
+
+namespace ikbo::attention {
+
+// A whole warp. A CTA of a cluster, whose parts are those of a tile, has one tile. By tickets, a
+// tile is taken when all have begun the one before: taken earlier it would wait here while other
+// CTAs have nothing to do.
+inline constexpr int32_t kNoTile = std::numeric_limits<int32_t>::max();
+
+template <class S>
+__device__ void find_tiles(Shared<S>& shared, const Params& params) {
+  TileFinder<kTileM> finder(params.runs);
+  Tiles::Position position;
+  const bool writes = threadIdx.x % 32 == 0;
+  int32_t index = blockIdx.x;  // of parts of tiles
+  for (;; position.advance()) {
+    const int32_t of_tiles = params.parts.divide(index);
+    QueryTile tile = finder.find(of_tiles);
+    if (params.is_split()) {
+      tile.take_part(params.parts.remainder(index, of_tiles), params.parts.divisor(), S::kTileN);
+    }
+    if (writes) shared.tiles.write(position, tile);
+    if (tile.is_last()) return;
+    if (params.is_split()) {
+      index = kNoTile;
+      continue;
+    }
+    if (params.ticket == nullptr) {
+      index += gridDim.x;
+      continue;
+    }
+    uint32_t ticket = 0;
+    if (writes) {
+      shared.tiles.wait_read(position);
+      ticket = atomicAdd(params.ticket, 1u);
+    }
+    index = static_cast<int32_t>(gridDim.x + __shfl_sync(0xffffffffu, ticket, 0));
+  }
+}
+
+// A whole warp: where rows don't lie side by side, each lane loads some of them. Waits for a slot
+// until the consumer has made the last scores of the tile that had it before.
+template <class S>
+__device__ void load_q(Shared<S>& shared, const Params& params) {
+  const int lane = threadIdx.x % 32;
+  const int32_t together = params.rows_together;
+  Tiles::Position at;
+  typename S::RingQ::Position positions[kConsumers];
+  for (;; at.advance()) {
+    const QueryTile tile = shared.tiles.read(at);
+    if (tile.is_last()) return;
+    if (tile.kv_len <= 0) continue;
+#pragma unroll
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      if (tile.rows <= consumer * kConsumerRows) break;
+      auto& ring = shared.ring_q[consumer];
+      auto& position = positions[consumer];
+      if (lane == 0) ring.produce(position, S::kConfig.q_bytes());
+      __syncwarp();
+      for (int32_t row = lane * together; row < kConsumerRows; row += 32 * together) {
+        const int32_t from =
+            params.runs.row_of_batch(tile.first_row + consumer * kConsumerRows + row);
+#pragma unroll
+        for (int d = 0; d < S::kHeadQk / kBlock; ++d) {
+          hopper::tma_load(shared.q[consumer][position.slot][d] + row * kBlock, params.q,
+                           ring.full[position.slot], hopper::L2Hint::kEvictFirst, d * kBlock,
+                           tile.head, from);
+        }
+      }
+      position.advance();
+    }
+  }
+}
+
+// One thread. Waits until both consumers have released a stage.
+template <class S>
+__device__ void load_k(Shared<S>& shared, const Params& params) {
+  Tiles::Position at;
+  typename S::Ring::Position position;
+  for (;; at.advance()) {
+    const QueryTile tile = shared.tiles.read_alone(at);
+    if (tile.is_last()) return;
+    const int32_t kv_head = params.heads_per_kv.divide(tile.head);
+#pragma unroll 1
+    for (int32_t key = 0; key < tile.kv_len; key += S::kTileN, position.advance()) {
+      hopper::Barrier& full = shared.ring_k.produce(position, S::kConfig.k_bytes());
+#pragma unroll
+      for (int d = 0; d < S::kHeadQk / kBlock; ++d) {
+        hopper::tma_load(shared.k[position.slot][d], params.k, full, hopper::L2Hint::kEvictLast,
+                         d * kBlock, kv_head, tile.kv_row + key, tile.kv_batch);
+      }
+    }
+  }
+}
+
+// One thread, likewise.
+template <class S>
+__device__ void load_v(Shared<S>& shared, const Params& params) {
+  Tiles::Position at;
+  typename S::Ring::Position position;
+  for (;; at.advance()) {
+    const QueryTile tile = shared.tiles.read_alone(at);
+    if (tile.is_last()) return;
+    const int32_t kv_head = params.heads_per_kv.divide(tile.head);
+#pragma unroll 1
+    for (int32_t first = 0; first < tile.kv_len; first += S::kTileN, position.advance()) {
+      hopper::Barrier& full = shared.ring_v.produce(position, S::kConfig.v_bytes());
+      const int32_t keys = tile.kv_len - first;
+      const auto load = [&](const CUtensorMap& map, int32_t row_in_block, int32_t row) {
+#pragma unroll
+        for (int d = 0; d < S::kHeadV / kBlock; ++d) {
+          hopper::tma_load(shared.v[position.slot][d] + row_in_block * kBlock, map, full,
+                           hopper::L2Hint::kEvictLast, d * kBlock, kv_head, row, tile.kv_batch);
+        }
+      };
+      // Zeros follow the last row of the tensor by themselves.
+      if (keys >= S::kTileN || tile.kv_row + tile.kv_len == params.runs.L) {
+        load(params.v, 0, tile.kv_row + first);
+        continue;
+      }
+      // What follows the last key elsewhere may be NaN, which a weight of 0 doesn't remove: eight
+      // rows at a time up to it, single rows, and zeros.
+#pragma unroll 1
+      for (int32_t row = 0; row < S::kTileN; row += kFewRows) {
+        const int32_t at_row = tile.kv_row + first + row;
+        if (row + kFewRows <= keys || row >= keys) {
+          load(params.v_few_rows, row, row >= keys ? params.runs.L : at_row);
+        } else {
+#pragma unroll 1
+          for (int32_t i = 0; i < kFewRows; ++i) {
+            load(params.v_row, row + i, row + i < keys ? at_row + i : params.runs.L);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace ikbo::attention

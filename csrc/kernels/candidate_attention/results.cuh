@@ -1,0 +1,117 @@
+// How a consumer's results get to memory: from registers, 16 bytes at a time. Through shared memory
+// and the copy engine they would hold up a slot of q, or take room from keys, and rows that don't
+// lie side by side or aren't the user's would need a second way.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/candidate_attention/shape.cuh"
+#include "kernels/numeric.cuh"
+
+namespace ikbo::attention {
+
+template <class S>
+using Outputs = float[S::kHeadV / 2];
+
+// A consumer's part of a tile.
+struct ConsumerRows {
+  int32_t head, first_row, rows;
+
+  __device__ ConsumerRows(const QueryTile& tile, int consumer)
+      : head(tile.head),
+        first_row(tile.first_row + consumer * kConsumerRows),
+        rows(tile.rows - consumer * kConsumerRows) {}
+};
+
+// The thread's two rows of the consumer's 64, as wgmma's sums lie.
+__device__ inline int32_t row_of_thread(int half) {
+  const int thread = threadIdx.x % kGroupThreads;
+  return thread / 32 * 16 + thread % 32 / 4 + 8 * half;
+}
+
+// Lane a of each four neighbours gives word b to lane b, as its word a.
+__device__ inline void transpose_of_four(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      if (b & step) continue;
+      const uint32_t sent = upper ? words[b] : words[b + step];
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, sent, step);
+      if (upper) {
+        words[b] = got;
+      } else {
+        words[b + step] = got;
+      }
+    }
+  }
+}
+
+// The lse of a row of the batch.
+__device__ inline void write_lse(const Params& params, int32_t row, int32_t head, float lse) {
+  const FastDivisor& S = params.runs.S;
+  const int32_t candidate = S.divide(row);
+  params.lse[(int64_t{candidate} * params.runs.H + head) * S.divisor() +
+             S.remainder(row, candidate)] = lse;
+}
+
+template <class T>
+__device__ inline T* result_of(const Params& params, int32_t row, int32_t head) {
+  return static_cast<T*>(params.out) + (int64_t{row} * params.runs.H + head) * params.Dv;
+}
+
+// Rounds and stores the rows that are the user's. Four neighbouring lanes hold two columns each of
+// every eight; of every 32 they exchange them, so that each stores eight columns of its own.
+template <class S>
+__device__ inline void store_results(const Params& params, const Outputs<S>& outputs,
+                                     const float (&lse)[2], const ConsumerRows& place) {
+  using T = typename S::T;
+  const int lane_of_four = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t row = row_of_thread(half);
+    int32_t in_batch = params.runs.all_rows();
+    if (row < place.rows) in_batch = params.runs.row_of_batch(place.first_row + row);
+    const bool exists = in_batch < params.runs.all_rows();
+    T* const to = result_of<T>(params, in_batch, place.head) + 8 * lane_of_four;
+#pragma unroll
+    for (int d = 0; d < S::kHeadV; d += 32) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const o = &outputs[d / 2 + 4 * i + 2 * half];
+        words[i] = pack<T>(o[0], o[1]);
+      }
+      transpose_of_four(words);
+      if (exists && d + 8 * lane_of_four < params.Dv) {
+        *reinterpret_cast<uint4*>(to + d) = {words[0], words[1], words[2], words[3]};
+      }
+    }
+    if (exists && params.lse != nullptr && lane_of_four == 0) {
+      write_lse(params, in_batch, place.head, lse[half]);
+    }
+  }
+}
+
+// Of a tile without keys, a row a thread: zeros where there is nothing to attend to, NaN where the
+// user or the keys don't exist.
+template <class S>
+__device__ inline void store_without_keys(const Params& params, bool keys_exist,
+                                          const ConsumerRows& place) {
+  using T = typename S::T;
+  const UserRuns& runs = params.runs;
+  const int32_t of_group = threadIdx.x % kGroupThreads;
+  if (of_group >= min(place.rows, kConsumerRows)) return;
+  const int32_t row = runs.row_of_batch(place.first_row + of_group);
+  if (row >= runs.all_rows()) return;
+  const int32_t user = params.cand_to_user[runs.S.divide(row)];
+  const bool exists = keys_exist && user >= -1 && user < runs.U;
+  const float value = exists ? 0 : NAN;
+  const uint32_t two = pack<T>(value, value);
+  auto* const to = reinterpret_cast<uint4*>(result_of<T>(params, row, place.head));
+  for (int32_t i = 0; i < params.Dv / 8; ++i) to[i] = {two, two, two, two};
+  if (params.lse != nullptr) write_lse(params, row, place.head, exists ? -INFINITY : NAN);
+}
+
+}  // namespace ikbo::attention

@@ -1,0 +1,78 @@
+// What the parts of the candidate attention kernel share: its shared memory, parameters and named
+// barriers.
+#pragma once
+
+#include <cuda.h>  // CUtensorMap
+
+#include "config/candidate_attention.h"
+#include "config/fast_divisor.h"
+#include "hopper/mbarrier.cuh"
+#include "hopper/pipeline.cuh"
+#include "hopper/swizzle.cuh"
+#include "hopper/warp_group.cuh"
+#include "kernels/candidate_attention/query_tiles.cuh"
+
+namespace ikbo::attention {
+
+inline constexpr int kConsumers = AttentionKernel::kConsumers;
+inline constexpr int kConsumerRows = AttentionKernel::kConsumerRows;
+inline constexpr int kTileM = AttentionKernel::kTileM;
+inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
+inline constexpr int kFewRows = 8;
+inline constexpr int kBlock = 64;  // elements of a head that stand side by side in shared memory
+
+// Named barriers (0 is __syncthreads).
+enum class NamedBarrier {
+  kTurn = 1,     // one a consumer: its turn at the tensor cores
+  kBothEnd = 3,  // of a tile cut into parts: neither consumer reads operands any more
+};
+
+// One of kAttentionKernels for one element type.
+template <class T_, int kKernel>
+struct Shape {
+  using T = T_;
+  static constexpr AttentionKernel kConfig = kAttentionKernels[kKernel];
+  static constexpr int kHeadQk = kConfig.head_qk, kHeadV = kConfig.head_v;
+  static constexpr int kTileN = kConfig.tile_n, kStages = kConfig.stages;
+  using RingQ = hopper::Pipeline<kConfig.q_slots, 1>;
+  using Ring = hopper::Pipeline<kStages, kConsumers>;
+};
+
+// The readers of a tile: the warp that loads q, the threads that load k and v, four warps of each
+// consumer.
+using Tiles = TileRing<2, 1 + 2 + kConsumers * 4>;
+
+template <class S>
+struct alignas(hopper::kSwizzleAtomBytes) Shared {
+  using T = typename S::T;
+  // Blocks of 64 elements of the head, rows of 128 bytes.
+  T q[kConsumers][S::kConfig.q_slots][S::kHeadQk / kBlock][kConsumerRows * kBlock];
+  T k[S::kStages][S::kHeadQk / kBlock][S::kTileN * kBlock];
+  T v[S::kStages][S::kHeadV / kBlock][S::kTileN * kBlock];
+  typename S::RingQ ring_q[kConsumers];
+  typename S::Ring ring_k;
+  typename S::Ring ring_v;
+  Tiles tiles;
+};
+
+struct Params {
+  CUtensorMap q;           // [B S, H, D], box rows_together x 1 x 64
+  CUtensorMap k;           // [U or 1, rows, Hk, D], box 1 x kTileN x 1 x 64
+  CUtensorMap v;           // [U or 1, rows, Hk, Dv], as k
+  CUtensorMap v_few_rows;  // the same, box 1 x kFewRows x 1 x 64
+  CUtensorMap v_row;       // the same, box 1 x 1 x 1 x 64
+  UserRuns runs;
+  const int32_t* cand_to_user;  // [B]
+  void* out;                    // [B S, H, Dv]
+  float* lse;                   // [B, H, S] or null
+  int32_t Dv;
+  FastDivisor heads_per_kv;  // H / Hk
+  int32_t rows_together;     // of a consumer's 64, how many lie side by side in the batch
+  FastDivisor parts;         // of the keys of each tile: CTAs of a cluster
+  uint32_t* ticket;          // the next one, or null
+  float scale;
+
+  __device__ bool is_split() const { return parts.divisor() > 1; }
+};
+
+}  // namespace ikbo::attention

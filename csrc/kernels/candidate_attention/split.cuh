@@ -1,0 +1,120 @@
+// A tile whose keys are cut into parts, one for each CTA of a cluster: every CTA keeps its results
+// in its shared memory, and each finishes some of the tile's rows from those of all.
+#pragma once
+
+#include <cmath>
+
+#include "hopper/cluster.cuh"
+#include "kernels/candidate_attention/results.cuh"
+
+namespace ikbo::attention {
+
+// Where q, keys and values were.
+template <class S>
+struct Partial {
+  static constexpr int kStride = S::kHeadV + 8;  // so that a warp's rows are in different banks
+  float outputs[kConsumers][kConsumerRows][kStride];  // divided by the part's sum of exponentials
+  float lse[kConsumers][kConsumerRows];
+};
+template <class S>
+__device__ inline Partial<S>& partial(Shared<S>& shared) {
+  static_assert(sizeof(Partial<S>) <= sizeof(shared.q) + sizeof(shared.k) + sizeof(shared.v));
+  return reinterpret_cast<Partial<S>&>(shared);
+}
+
+// Both consumers, each once. Waits until neither reads q, keys or values any more.
+template <class S>
+__device__ inline void keep_partial(Shared<S>& shared, const Outputs<S>& outputs,
+                                    const float (&lse)[2], int consumer) {
+  hopper::barrier_wait(NamedBarrier::kBothEnd, kConsumers * kGroupThreads);
+  Partial<S>& mine = partial(shared);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of_thread(half);
+    float* const to = mine.outputs[consumer][row];
+#pragma unroll
+    for (int i = 0; i < S::kHeadV / 8; ++i) {
+      *reinterpret_cast<float2*>(to + 8 * i + threadIdx.x % 4 * 2) = {
+          outputs[4 * i + 2 * half], outputs[4 * i + 2 * half + 1]};
+    }
+    if (threadIdx.x % 4 == 0) mine.lse[consumer][row] = lse[half];
+  }
+  __syncwarp();  // see store_results
+}
+
+// The same where there is nothing to attend to (-inf) or the keys don't exist (NaN): such outputs
+// aren't read, or don't matter.
+template <class S>
+__device__ inline void keep_no_partial(Shared<S>& shared, float lse, int consumer) {
+  hopper::barrier_wait(NamedBarrier::kBothEnd, kConsumers * kGroupThreads);
+  const int row = threadIdx.x % kGroupThreads;
+  if (row < kConsumerRows) partial(shared).lse[consumer][row] = lse;
+  __syncwarp();  // see store_results
+}
+
+// All threads of both consumers, between two cluster_sync(). Adds up the parts of this CTA's share
+// of the tile's rows, 8 elements a thread at a time: a part weighs exp(lse of the part - lse), lse
+// = log(sum of exp(lse of a part)). In the order of the parts.
+template <class S>
+__device__ inline void finish_split(Shared<S>& shared, const Params& params, int rank) {
+  using T = typename S::T;
+  const UserRuns& runs = params.runs;
+  const QueryTile tile = shared.tiles.tiles[0];  // a CTA has one; the other slot says that
+  if (tile.is_last()) return;
+  const int first = params.parts.divide(rank * tile.rows);
+  const int end = params.parts.divide((rank + 1) * tile.rows);
+  constexpr int kMaxParts = AttentionConfig::kMaxParts;
+  constexpr int kChunks = S::kHeadV / 8;
+  for (int i = threadIdx.x; i < (end - first) * kChunks; i += kConsumers * kGroupThreads) {
+    const int row = first + i / kChunks, d = i % kChunks * 8;
+    const int32_t in_batch = runs.row_of_batch(tile.first_row + row);
+    if (d >= params.Dv || in_batch >= runs.all_rows()) continue;
+    const int consumer = row / kConsumerRows, of_consumer = row % kConsumerRows;
+    const float* const lse = &partial(shared).lse[consumer][of_consumer];
+    const auto* const from =
+        reinterpret_cast<const float4*>(&partial(shared).outputs[consumer][of_consumer][d]);
+    // All loads are on their way before the first is needed: one takes 200 clocks and more.
+    float weights[kMaxParts];
+    float4 low[kMaxParts], high[kMaxParts];
+#pragma unroll
+    for (int part = 0; part < kMaxParts; ++part) {
+      if (part >= params.parts.divisor()) continue;
+      weights[part] = hopper::load_in_cluster(lse, part);
+      low[part] = hopper::load_in_cluster(from, part);
+      high[part] = hopper::load_in_cluster(from + 1, part);
+    }
+    float maximum = -INFINITY;
+#pragma unroll
+    for (int part = 0; part < kMaxParts; ++part) {
+      if (part >= params.parts.divisor()) continue;
+      maximum = weights[part] > maximum || isnan(weights[part]) ? weights[part] : maximum;
+    }
+    float sum = 0, total[8] = {};
+#pragma unroll
+    for (int part = 0; part < kMaxParts; ++part) {
+      if (part >= params.parts.divisor()) continue;
+      const float weight = expf(weights[part] - maximum);
+      // Also where all have -inf, which makes it NaN; unless NaN is what they have.
+      if (maximum == -INFINITY || weight == 0) continue;
+      sum += weight;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        total[k] += weight * (&low[part].x)[k];
+        total[4 + k] += weight * (&high[part].x)[k];
+      }
+    }
+    const int32_t user = params.cand_to_user[runs.S.divide(in_batch)];
+    const bool exists = user >= -1 && user < runs.U;
+    const float scale = !exists ? NAN : maximum == -INFINITY ? 0 : 1 / sum;
+    for (float& value : total) value *= scale;
+    *reinterpret_cast<uint4*>(result_of<T>(params, in_batch, tile.head) + d) = {
+        pack<T>(total[0], total[1]), pack<T>(total[2], total[3]), pack<T>(total[4], total[5]),
+        pack<T>(total[6], total[7])};
+    if (d == 0 && params.lse != nullptr) {
+      const float value = maximum == -INFINITY ? maximum : maximum + logf(sum);
+      write_lse(params, in_batch, tile.head, exists ? value : NAN);
+    }
+  }
+}
+
+}  // namespace ikbo::attention

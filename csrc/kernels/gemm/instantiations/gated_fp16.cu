@@ -1,0 +1,5 @@
+#include "kernels/gemm/gated_launch.cuh"
+
+namespace ikbo::gemm {
+IKBO_GATED_TEMPLATES(, __half)
+}  // namespace ikbo::gemm

@@ -1,0 +1,5 @@
+#include "kernels/gemm/grad_launch.cuh"
+
+namespace ikbo::gemm {
+IKBO_GRAD_TEMPLATES(, __half)
+}  // namespace ikbo::gemm
