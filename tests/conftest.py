@@ -41,7 +41,14 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:  #
         for outcome in ("passed", "failed", "skipped")
     }
     counts["failed"] += len(terminalreporter.stats.get("error", []))
-    run = {"commit": _commit(), "date": datetime.date.today().isoformat(), "tier": tier, **counts}
+    run: dict[str, object] = {
+        "commit": _commit(),
+        "date": datetime.date.today().isoformat(),
+        "tier": tier,
+        **counts,
+    }
+    if config.args != config.getini("testpaths"):
+        run["of"] = config.args  # not all of the tier
     runs = [other for other in runs if other["tier"] != tier] + [run]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(runs, indent=1) + "\n")
