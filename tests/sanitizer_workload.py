@@ -77,6 +77,38 @@ def candidate_attention(
         )
 
 
+# Reach every norm kernel compiled for a type of two bytes, and halved those for fp32: all numbers
+# of vectors, within a warp and over several, rows that fit and rows that don't.
+NORM_COLUMNS = [5, 64, 128, 130, 257, 384, 512, 576, 640, 1024, 1153, 1280, 2049, 2304, 2560, 8192]
+
+
+def norm(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    x, residual, grad = (torch.randn(rows, columns, dtype=dtype, device="cuda") for _ in range(3))
+    weight, bias = (torch.randn(columns, dtype=dtype, device="cuda") for _ in range(2))
+    _, mean, rstd = torch.ops.ikbo.layer_norm_fwd(x, weight, bias)
+    torch.ops.ikbo.layer_norm_bwd(grad, x, weight, bias, mean, rstd, 0.0, 1, 0b111)
+    _, total, rstd = torch.ops.ikbo.add_rms_norm_fwd(x, residual, weight)
+    torch.ops.ikbo.add_rms_norm_bwd(
+        grad, grad, total, weight, None, rstd, 0.0, dtype, dtype, 1, 0b1111
+    )
+
+
+def norm_quant(rows: int, columns: int) -> None:
+    """A scale a row, and one for all; rows at odd addresses."""
+    x = torch.randn(rows, columns + 1, dtype=torch.bfloat16, device="cuda")[:, 1:]
+    torch.ops.ikbo.layer_norm_quant(x)
+    torch.ops.ikbo.rms_norm_quant(x, None, None, torch.ones(1, device="cuda"))
+
+
+def head_norm(tokens: int, heads: int, D: int) -> None:
+    """Heads in the middle of wider rows, both ways."""
+    qkv = torch.randn(tokens, heads + 4, D, dtype=torch.bfloat16, device="cuda")
+    weight = torch.randn(heads, D, dtype=torch.bfloat16, device="cuda")
+    x, grad = qkv[:, 2 : 2 + heads], qkv[:, :heads]
+    _, rstd = torch.ops.ikbo.head_norm_fwd(x, weight)
+    torch.ops.ikbo.head_norm_bwd(grad, x, weight, rstd, 0.0, 0b11)
+
+
 def main() -> None:
     with ikbo.strict():
         gated(5, 72, 1030, 136, "silu")
@@ -98,6 +130,18 @@ def main() -> None:
         concat_linear(2354, 40, 800, 57, 41, "silu")
         concat_linear(13567, 2000, 136, 9, 17, "relu2")
         concat_linear(5750, 3, 264, 500, 8, "gelu_tanh")
+        for columns in NORM_COLUMNS:
+            norm(37, columns)
+            norm(37, columns, torch.float16)
+            norm(37, -(-columns // 2), torch.float32)
+        for columns in (20_000, 131_072, 262_144, 262_145):  # clusters, and a loop
+            norm(9, columns)
+            norm_quant(9, columns)
+        for rows, columns in ((9000, 257), (2100, 1024), (600, 4095)):  # enough rows for rings
+            norm(rows, columns)
+            norm_quant(rows, columns)
+        norm(1030, 16_384)  # tickets
+        head_norm(300, 5, 128)
         for rows, n_users in ((33, 3), (8191, 16000), (20001, 300), (1001, 70000)):
             users = torch.randint(-1, n_users + 1, (rows,), dtype=torch.int32, device="cuda")
             ikbo.group_candidates(users, n_users)

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from ikbo import _host
 
+from .sanitizer_workload import NORM_COLUMNS
+
 SHARED_BYTES = 227 * 1024
 STATIC_BYTES = 4096
 H200 = _host.DeviceLimits(132, 50 * 2**20, SHARED_BYTES)
@@ -79,6 +81,19 @@ def test_usual_lengths_leave_no_thread_idle(n: int, backward: bool) -> None:
     mapping = _host.norm_mapping(n, 2, backward)
     assert not mapping.looped
     assert mapping.idle_slots == 0
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_sanitizer_sees_every_kernel(size: int, backward: bool) -> None:
+    seen = set()
+    for columns in NORM_COLUMNS:
+        m = _host.norm_mapping(columns if size == 2 else -(-columns // 2), size, backward)
+        vectors, full = m.thread_vectors, m.idle_slots == 0
+        if not full:  # as compiled, norm/*_launch.cuh
+            vectors = next(v for v in ((2, 4, 9) if m.in_warp else (2, 4)) if v >= vectors)
+        seen.add((m.in_warp, full, vectors))
+    assert len(seen) == 6 + 3 + 4 + 2
 
 
 def test_long_rows_take_clusters_and_longer_ones_a_loop() -> None:

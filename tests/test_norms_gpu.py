@@ -14,8 +14,6 @@ import ikbo
 from ikbo import _host
 from ikbo.testing import assert_matches_definition, definitions
 
-pytestmark = pytest.mark.gpu
-
 NAN = float("nan")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 GUARD = 64
@@ -121,6 +119,7 @@ def check_backward(
         assert error <= 4 * of_plain + step * largest + floor, (result.shape, error, largest)
 
 
+@pytest.mark.gpu
 @every_norm
 @every_width
 def test_forward(name: str, dtype: torch.dtype, columns: int) -> None:
@@ -130,6 +129,7 @@ def test_forward(name: str, dtype: torch.dtype, columns: int) -> None:
     check_forward(name, [randn(3, columns, dtype=dtype), None, None, 1e-5, 0.0])
 
 
+@pytest.mark.gpu
 @every_norm
 @every_width
 def test_backward(name: str, dtype: torch.dtype, columns: int) -> None:
@@ -143,6 +143,7 @@ def test_backward(name: str, dtype: torch.dtype, columns: int) -> None:
     check_backward(name, x, None, bias, grad)
 
 
+@pytest.mark.gpu
 @every_norm
 @pytest.mark.parametrize("columns", [127, 384, 1024, 4096, 65536])
 @pytest.mark.parametrize(("x_dtype", "residual_dtype"), list(itertools.product(DTYPES, DTYPES)))
@@ -173,6 +174,7 @@ def test_residual(
             assert error <= (4 * step + 4 * loss) * exact.abs().max()
 
 
+@pytest.mark.gpu
 @every_norm
 @every_dtype
 @pytest.mark.parametrize("columns", [8, 100, 257, 384, 1000, 4095, 4096, 20001])
@@ -200,6 +202,7 @@ def test_layouts(name: str, dtype: torch.dtype, columns: int) -> None:
     assert (canary.view(-1)[:5] == 3).all() and (canary.view(-1)[5 + rows * columns :] == 3).all()
 
 
+@pytest.mark.gpu
 @every_norm
 @pytest.mark.parametrize("columns", [64, 1000, 8192, 40000])
 def test_expanded_gradients(name: str, columns: int) -> None:
@@ -211,6 +214,7 @@ def test_expanded_gradients(name: str, columns: int) -> None:
         check_backward(name, x, weight, None, grad)
 
 
+@pytest.mark.gpu
 @every_norm
 @every_dtype
 @pytest.mark.parametrize("columns", [7, 384, 1000, 2048, 8192, 32768, 262144])
@@ -231,6 +235,7 @@ def test_rows_do_not_depend_on_their_number(name: str, dtype: torch.dtype, colum
         assert torch.equal(part_grad, without_bias)
 
 
+@pytest.mark.gpu
 @every_norm
 @pytest.mark.parametrize("columns", [96, 1000, 4096, 65536])
 def test_same_bits_each_time_and_nan_stays_in_its_row(name: str, columns: int) -> None:
@@ -254,6 +259,7 @@ def test_same_bits_each_time_and_nan_stays_in_its_row(name: str, columns: int) -
         assert not torch.isfinite(b[~clean]).all()
 
 
+@pytest.mark.gpu
 @every_norm
 def test_many_rows_by_ticket(name: str) -> None:
     """Enough of them for the counter, whose rows come in any order."""
@@ -271,3 +277,103 @@ def _explained(name: str, *args: Tensor) -> str:
     device = torch.cuda.get_device_properties(0)
     limits = _host.DeviceLimits(device.multi_processor_count, device.L2_cache_size, 232448)
     return repr(_host.norm_config(rows, columns, (2, 0, 0), False, False, limits))
+
+
+# ---- head_norm: heads of a fused projection, where they lie --------------------------------------
+@pytest.mark.gpu
+@every_dtype
+@pytest.mark.parametrize(("H", "Hk", "D"), [(8, 2, 128), (3, 3, 64), (5, 1, 80), (2, 1, 257)])
+def test_head_norm_of_a_fused_projection(H: int, Hk: int, D: int, dtype: torch.dtype) -> None:
+    """Query and key heads as slices of one qkv, forward and backward, without copies of x or grad;
+    results of the same bits as from contiguous tensors."""
+    B, S, heads = 3, 41, H + 2 * Hk
+    qkv = guarded(randn(B, S, heads * D, dtype=dtype)).view(B, S, heads, D)
+    grads = randn(B, S, heads, D, dtype=dtype)
+    for first, count in ((0, H), (H, Hk)):
+        weight = randn(count, D, dtype=dtype)
+        x, grad = (t[:, :, first : first + count] for t in (qkv, grads))
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y, rstd = torch.ops.ikbo.head_norm_fwd(x, weight, 1e-6, 0.5)
+        results = y.nbytes + rstd.nbytes
+        assert torch.cuda.max_memory_allocated() - before <= results + 2048
+        same, same_rstd = torch.ops.ikbo.head_norm_fwd(x.contiguous(), weight, 1e-6, 0.5)
+        assert torch.equal(y, same) and torch.equal(rstd, same_rstd)
+        exact = definitions.head_norm(x.double(), weight.double(), 1e-6, 0.5)
+        ours = definitions.head_norm(x, weight, 1e-6, 0.5) if dtype is torch.float32 else None
+        assert_matches_definition(y, exact, ours, multiple=4.0)
+
+        got = torch.ops.ikbo.head_norm_bwd(grad, x, weight, rstd, 0.5, 3)
+        again = torch.ops.ikbo.head_norm_bwd(
+            grad.contiguous(), x.contiguous(), weight, rstd, 0.5, 3
+        )
+        leaves = [t.double().requires_grad_() for t in (x, weight)]
+        wide = definitions.head_norm(*leaves, 1e-6, 0.5)
+        wanted = torch.autograd.grad(wide, leaves, grad.double())
+        for result, other, want in zip(got, again, wanted, strict=True):
+            assert torch.equal(result, other)
+            error = (result.double() - want).abs().max()
+            step = max(torch.finfo(dtype).eps, 1e-5)
+            assert error <= step * want.abs().max()
+
+
+@pytest.mark.gpu
+def test_head_norm_backward_into_the_projection() -> None:
+    """Autograd through slices: each gradient lands where its heads lie."""
+    qkv = randn(2, 19, 6, 64, dtype=torch.float32).requires_grad_()
+    weights = [randn(n, 64, dtype=torch.float32).requires_grad_() for n in (4, 1)]
+    slices = (slice(0, 4), slice(4, 5))
+
+    def loss(norm: Any, *args: Any) -> Tensor:
+        parts = [norm(qkv[:, :, s], w) for s, w in zip(slices, weights, strict=True)]
+        return torch.stack([(p * p * p).sum() for p in parts]).sum()
+
+    got = torch.autograd.grad(loss(ikbo.head_norm), [qkv, *weights])
+    want = torch.autograd.grad(loss(definitions.head_norm), [qkv, *weights])
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+    assert bool((got[0][:, :, 5:] == 0).all())
+
+
+# ---- slow --------------------------------------------------------------------------------------
+@pytest.mark.gpu_slow
+@every_norm
+@pytest.mark.parametrize("columns", [257, 4096, 262144, 300_001])
+def test_more_than_2_31_elements(name: str, columns: int) -> None:
+    """Rows at both ends and in the middle have the bits of a call of their own."""
+    rows = 2**31 // columns + 50
+    x, grad = (torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    some = torch.tensor([0, 1, rows // 2, rows - 2, rows - 1], device="cuda")
+    x[some], grad[some] = randn(len(some), columns), randn(len(some), columns)
+    weight, bias = (randn(columns, dtype=torch.float32) for _ in range(2))
+    results = forward(name, x, weight, bias)
+    few = forward(name, x[some], weight, bias)
+    for a, b in zip(results, few, strict=True):
+        assert torch.equal(a[some], b)
+    statistics = results[1:]
+    del results
+    grads = backward(name, grad, x, weight, bias, *statistics)
+    few_grads = backward(name, grad[some], x[some], weight, bias, *few[1:])
+    assert torch.equal(grads[0][some], few_grads[0])
+    for a, b in zip(grads[1:], few_grads[1:], strict=True):  # rows of zeros add nothing
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu_slow
+@every_norm
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(9000, 257), (3000, 1024), (8200, 2048), (300, 16384), (60, 131072)]
+)
+def test_ten_thousand_repeats(name: str, rows: int, columns: int) -> None:
+    x, grad, weight = randn(rows, columns), randn(rows, columns), randn(columns)
+
+    def run() -> list[Tensor]:
+        y, *statistics = forward(name, x, weight, weight)
+        return [y, *statistics, *backward(name, grad, x, weight, weight, *statistics)]
+
+    want = run()
+    differs = torch.zeros((), dtype=torch.bool, device="cuda")
+    for _ in range(10_000):
+        for got, expected in zip(run(), want, strict=True):
+            differs |= (got != expected).any()
+    assert not differs
