@@ -20,6 +20,6 @@ def test_kernels_are_clean(tool: str) -> None:
         [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, str(workload)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
     )
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
