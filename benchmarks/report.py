@@ -151,7 +151,7 @@ def plot(op: str, result: Results, path: Path) -> bool:
         return False
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "ikbo"  # same data, same file
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     cases = by_case(result)
     figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.28 * len(cases)), layout="constrained")
@@ -165,7 +165,10 @@ def plot(op: str, result: Results, path: Path) -> bool:
     axes.set_yticks(range(len(cases)), list(cases))
     axes.invert_yaxis()
     axes.grid(axis="x", which="both", alpha=0.3)
-    axes.legend()
+    for of_ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        of_ticks(ticker.FuncFormatter(lambda ratio, _: f"{ratio:g}"))
+    axes.tick_params(axis="x", which="both", labelsize=8)
+    figure.legend(loc="outside right upper")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
     return True

@@ -4,7 +4,7 @@
 
 Needs a Hopper GPU, and ikbo installed (or PYTHONPATH=python after a build in place). A run that
 was cut short goes on where it stopped when it is started again at the same commit. The commit is
-that of the checkout; where there is no git, the environment variable IKBO_COMMIT gives it.
+that of the environment variable IKBO_COMMIT, for a tree without its history, or the checkout's.
 
 OP.json: {"meta": {gpu, torch, cuda, driver, commit, date, copy_TBps, matmul_TFLOPS, counts, quick},
 "rows": [{case, dtype, impl, us, samples, timing, ratio, relerr}, ...]}. us is the median of
@@ -120,14 +120,14 @@ def _hopper() -> torch.device:
 
 
 def _commit() -> str:
+    if commit := os.environ.get("IKBO_COMMIT"):
+        return commit
     if (ROOT / ".git").exists():
         git = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
         )
         if git.returncode == 0:
             return git.stdout.strip()
-    if commit := os.environ.get("IKBO_COMMIT"):
-        return commit
     raise SystemExit(
         "benchmarks/run.py: expected a git checkout or IKBO_COMMIT, got neither. Set IKBO_COMMIT "
         "to the output of `git rev-parse HEAD` where the sources came from."

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import torch
 
 import ikbo
@@ -109,43 +112,63 @@ def head_norm(tokens: int, heads: int, D: int) -> None:
     torch.ops.ikbo.head_norm_bwd(grad, x, weight, rstd, 0.0, 0b11)
 
 
+def group_candidates(rows: int, n_users: int) -> None:
+    users = torch.randint(-1, n_users + 1, (rows,), dtype=torch.int32, device="cuda")
+    ikbo.group_candidates(users, n_users)
+
+
+WORK: list[tuple[Callable[..., None], tuple[object, ...]]] = [
+    (group_candidates, (33, 3)),
+    (group_candidates, (8191, 16000)),
+    (group_candidates, (20001, 300)),
+    (group_candidates, (1001, 70000)),
+    (linear_compression, (9, 2, 65, 72, 77, 9, "gelu")),
+    (linear_compression, (150, 7, 128, 64, 70, 130, "none")),
+    (linear_compression, (700, 7, 433, 64, 70, 66, "silu")),
+    (concat_linear, (33, 3, 72, 77, 1100, "gelu")),
+    (concat_linear, (2354, 40, 800, 57, 41, "silu")),
+    (concat_linear, (13567, 2000, 136, 9, 17, "relu2")),
+    (concat_linear, (5750, 3, 264, 500, 8, "gelu_tanh")),
+    (candidate_attention, (33, 5, 4, 300, 2, 2, 64, 64, False)),
+    (candidate_attention, (33, 5, 4, 300, 4, 2, 128, 128, True)),
+    (candidate_attention, (40, 3, 3, 200, 2, 1, 192, 128, False)),
+    (candidate_attention, (40, 3, 3, 200, 2, 2, 136, 200, True)),
+    (candidate_attention, (9, 1, 1, 3000, 1, 1, 128, 128, False)),  # keys in parts
+    (candidate_attention, (600, 64, 9, 130, 2, 2, 64, 64, True)),  # tickets
+    (gated, (5, 72, 1030, 136, "silu")),
+    (gated, (33, 72, 77, 136, "gelu")),
+    (gated, (65, 8816, 1487, 136, "silu")),
+    (gated, (13384, 80, 66, 136, "relu2")),
+    (gated, (4659, 408, 82, 776, "gelu_tanh")),
+    (gated, (300, 264, 136, 200, "gelu")),
+    *((norm, (37, columns)) for columns in NORM_COLUMNS),
+    *((norm, (37, columns, torch.float16)) for columns in NORM_COLUMNS),
+    *((norm, (37, -(-columns // 2), torch.float32)) for columns in NORM_COLUMNS),
+    (norm, (9, 20_000)),  # clusters of 2 and 4
+    (norm, (9, 131_072)),  # of 8 and 16
+    (norm, (9, 262_144)),  # of 16
+    (norm, (9, 262_145)),  # looped
+    (norm, (9000, 257)),  # enough rows for rings in the forward
+    (norm, (2100, 1024)),
+    (norm, (600, 4095)),
+    (norm, (1030, 16_384)),  # tickets
+    (norm_quant, (9, 262_144)),
+    (norm_quant, (9, 262_145)),
+    (norm_quant, (9000, 257)),
+    (norm_quant, (600, 4095)),
+    (head_norm, (300, 5, 128)),
+]
+
+
 def main() -> None:
+    """All of it, or what is named on the command line. Says what it begins, so that a finding has a
+    name: work ends before the next begins."""
     with ikbo.strict():
-        gated(5, 72, 1030, 136, "silu")
-        gated(33, 72, 77, 136, "gelu")
-        gated(65, 8816, 1487, 136, "silu")
-        gated(13384, 80, 66, 136, "relu2")
-        gated(4659, 408, 82, 776, "gelu_tanh")
-        gated(300, 264, 136, 200, "gelu")
-        candidate_attention(33, 5, 4, 300, 2, 2, 64, 64, False)
-        candidate_attention(33, 5, 4, 300, 4, 2, 128, 128, True)
-        candidate_attention(40, 3, 3, 200, 2, 1, 192, 128, False)
-        candidate_attention(40, 3, 3, 200, 2, 2, 136, 200, True)
-        candidate_attention(9, 1, 1, 3000, 1, 1, 128, 128, False)  # keys in parts
-        candidate_attention(600, 64, 9, 130, 2, 2, 64, 64, True)  # tickets
-        linear_compression(9, 2, 65, 72, 77, 9, "gelu")
-        linear_compression(150, 7, 128, 64, 70, 130, "none")
-        linear_compression(700, 7, 433, 64, 70, 66, "silu")
-        concat_linear(33, 3, 72, 77, 1100, "gelu")
-        concat_linear(2354, 40, 800, 57, 41, "silu")
-        concat_linear(13567, 2000, 136, 9, 17, "relu2")
-        concat_linear(5750, 3, 264, 500, 8, "gelu_tanh")
-        for columns in NORM_COLUMNS:
-            norm(37, columns)
-            norm(37, columns, torch.float16)
-            norm(37, -(-columns // 2), torch.float32)
-        for columns in (20_000, 131_072, 262_144, 262_145):  # clusters, and a loop
-            norm(9, columns)
-            norm_quant(9, columns)
-        for rows, columns in ((9000, 257), (2100, 1024), (600, 4095)):  # enough rows for rings
-            norm(rows, columns)
-            norm_quant(rows, columns)
-        norm(1030, 16_384)  # tickets
-        head_norm(300, 5, 128)
-        for rows, n_users in ((33, 3), (8191, 16000), (20001, 300), (1001, 70000)):
-            users = torch.randint(-1, n_users + 1, (rows,), dtype=torch.int32, device="cuda")
-            ikbo.group_candidates(users, n_users)
-    torch.cuda.synchronize()
+        for function, arguments in WORK:
+            if len(sys.argv) == 1 or function.__name__ in sys.argv[1:]:
+                print(function.__name__, arguments, flush=True)
+                function(*arguments)
+                torch.cuda.synchronize()
 
 
 if __name__ == "__main__":
