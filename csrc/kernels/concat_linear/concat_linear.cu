@@ -6,7 +6,8 @@
 namespace ikbo {
 namespace {
 
-// The users' product. The next kernel may start once all that is ahead of this one has ended.
+// The users' product. That of few rows lets the next kernel start at once; itself it starts after
+// all that is ahead of it on the stream.
 template <class T>
 void run_user_product(const ConcatLinearParams& p, const ConcatLinearProblem& problem,
                       const ConcatLinearConfig& config, cudaStream_t stream) {
@@ -23,9 +24,9 @@ void run_user_product(const ConcatLinearParams& p, const ConcatLinearProblem& pr
         static_cast<int32_t>(product.N),
         static_cast<int32_t>(product.K),
         static_cast<int32_t>(gemm_model::ceil_div(product.N, FewRowsKernel::kColumns))};
-    LaunchShape shape{static_cast<unsigned>(FewRowsKernel::ctas(product)), FewRowsKernel::kThreads};
-    shape.overlaps_previous = true;
-    launch(concat_linear::few_rows_sm90<T>, shape, stream, params);
+    launch(concat_linear::few_rows_sm90<T>,
+           {static_cast<unsigned>(FewRowsKernel::ctas(product)), FewRowsKernel::kThreads}, stream,
+           params);
     return;
   }
   gemm::JoinParams join{};

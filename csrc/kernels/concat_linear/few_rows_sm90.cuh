@@ -29,8 +29,6 @@ __global__ void __launch_bounds__(FewRowsKernel::kThreads, 1)
   constexpr int kStep = 64 * FewRowsKernel::kWarps;  // of K, all warps together
   constexpr int kSteps = 2;                          // whose part of W is read at once
   __shared__ float shared[FewRowsKernel::kWarps][FewRowsKernel::kRows][FewRowsKernel::kColumns];
-  // The kernel before may make any of the inputs; the next one reads some before it waits.
-  hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int column = static_cast<int>(blockIdx.x % p.column_blocks) * FewRowsKernel::kColumns;
