@@ -1,0 +1,299 @@
+"""The pass: one walk over the program, in which copies of rows are put off for as long as possible.
+
+A copy becomes a `Gathered` value; row-wise ops act on its source; products over a concatenation are
+split (`algebra`). The first op for which nothing is proved gets the copy itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_symbols
+
+from .broadcasts import Broadcast, Form, broadcast
+from .lineage import Lineage, rows_of
+from .rules import (
+    RULES,
+    Place,
+    RefusedError,
+    aten,
+    is_tensor,
+    named_arguments,
+    place_of_result,
+    same,
+    value,
+)
+from .values import Builder, Gathered, Joined, Lazy, RowMap
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One decision of the pass.
+
+    Attributes:
+        action: ``broadcast`` (a copy was recognised), ``merged`` (it equals an earlier one),
+            ``sunk`` (the op now runs on the context's rows), ``split``, ``replaced`` or ``left``.
+        node: the op's name in the original program.
+        op: what it calls.
+        reason: why.
+        lineage: of its result.
+    """
+
+    action: str
+    node: str
+    op: str
+    reason: str
+    lineage: str
+
+
+Algebra = Callable[["Rewriter", fx.Node], "tuple[Lazy, str, str] | None"]
+SIZED = (
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.expand.default,
+)
+
+
+class Rewriter:
+    """Rewrites one graph. ``algebra`` maps ops to what may be done beside sinking."""
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        lineages: Mapping[fx.Node, Lineage],
+        context_sizes: Mapping[str, object],
+        algebra: Mapping[Any, Algebra],
+        fake_mode: Any,
+    ) -> None:
+        self.lineages = lineages
+        self.builder = Builder(fake_mode)
+        self.values: dict[fx.Node, Lazy] = {}
+        self.entries: list[Entry] = []
+        self._old = graph
+        self._sizes = context_sizes
+        self._algebra = algebra
+        self._seen: set[Gathered] = set()
+        # An index that is read as x[idx] anywhere may be negative; so may it everywhere then.
+        found = (broadcast(n) for n in graph.nodes)
+        self._wraps = {f.by for f in found if f is not None and f.wraps}
+
+    def run(self) -> fx.Graph:
+        """The new graph."""
+        for node in self._old.nodes:
+            if node.op == "call_function":
+                self.values[node] = self._rewritten(node)
+            else:
+                self.values[node] = self._copied(node)
+        self.builder.graph.eliminate_dead_code()
+        return self.builder.graph
+
+    def lazy(self, node: Any) -> Lazy:
+        """The new value of a node of the original program."""
+        assert isinstance(node, fx.Node)
+        return self.values[node]
+
+    def plain(self, node: Any) -> fx.Node:
+        """The same, copied if need be."""
+        return self.builder.node_of(self.lazy(node))
+
+    def is_shared(self, node: fx.Node) -> bool:
+        return not self.lineages[node].sources and isinstance(self.values[node], fx.Node)
+
+    def _note(self, action: str, node: fx.Node, reason: str) -> None:
+        lineage = self.lineages.get(node)
+        text = "" if lineage is None else str(lineage)
+        self.entries.append(Entry(action, node.name, str(node.target), reason, text))
+
+    def _rewritten(self, node: fx.Node) -> Lazy:
+        found = broadcast(node)
+        if found is not None:
+            gathered = self._gathered(node, found)
+            if gathered is not None:
+                return gathered
+        rule = self._algebra.get(node.target)
+        done = None if rule is None else rule(self, node)
+        if done is not None:
+            lazy, action, reason = done
+            self._note(action, node, reason)
+            return lazy
+        lazies = [n for n in node.all_input_nodes if not isinstance(self.values[n], fx.Node)]
+        if not lazies:
+            return self._copied(node)
+        if node.target is aten.sym_size.int:
+            size = self._size(node)
+            if size is not None:
+                return size
+        try:
+            result, reason = self._sunk(node)
+        except RefusedError as refused:
+            return self._left(node, str(refused))
+        self._note("sunk", node, reason)
+        return result
+
+    def _left(self, node: fx.Node, reason: str) -> fx.Node:
+        self._note("left", node, reason)
+        return self._copied(node)
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        copy = self.builder.graph.node_copy(node, self.plain)
+        if node.op == "output":
+            for n in node.all_input_nodes:
+                if not isinstance(self.values[n], fx.Node):
+                    self._note("left", n, "it is an output of the program")
+        return copy
+
+    # Copies of rows.
+
+    def _gathered(self, node: fx.Node, found: Broadcast) -> Gathered | None:
+        context = rows_of(found.source, self.lineages, self._sizes)
+        if not context:
+            return None
+        index = found.by if isinstance(found.by, fx.Node) else None
+        if index is not None and self.lineages[index].axis == context != "" and (
+            found.form is Form.INDEX
+        ):
+            return None  # rows of one batch in another order: nothing is repeated
+        source = self.lazy(found.source)
+        if isinstance(source, Joined):
+            source = self.builder.node_of(source)
+        if isinstance(source, Gathered) and not source.place.leading:
+            source = self.builder.node_of(source)
+        of = source if isinstance(source, fx.Node) else self.builder.node_of(source)
+        rows = self.builder.size(of)
+        made = self._map_node(node, found, rows)
+        if made is None:
+            return None
+        if isinstance(source, Gathered):
+            # A map into rows that are themselves read through a map: one map for both.
+            made = self.builder.call(aten.index_select.default, source.map.node, 0, made)
+            gathered = Gathered(source.source, RowMap(made, source.map.rows), Place())
+        else:
+            gathered = Gathered(source, RowMap(made, rows), Place())
+        again = gathered in self._seen
+        self._seen.add(gathered)
+        self._note("merged" if again else "broadcast", node, f"rows of {context}: {found.reason}")
+        return gathered
+
+    def _map_node(self, node: fx.Node, found: Broadcast, rows: fx.Node | int) -> fx.Node | None:
+        b = self.builder
+        on = {"dtype": torch.int64, "device": value(node).device}
+        if found.form is Form.INDEX:
+            index = self.plain(found.by)
+            if found.by not in self._wraps:
+                return index
+            negative = b.call(aten.lt.Scalar, index, 0)
+            from_end = b.call(aten.add.Tensor, index, rows)
+            return b.call(aten.where.self, negative, from_end, index)
+        if found.form is Form.COUNTS:
+            size = named_arguments(node)["output_size"]
+            if size is None:
+                return None  # the number of copies is known to the data only
+            size = self.plain(size) if isinstance(size, fx.Node) else size
+            return b.call(aten.repeat_interleave.Tensor, self.plain(found.by), output_size=size)
+        if found.form is Form.REPEAT:
+            each = b.call(aten.arange.default, b.product(rows, found.by), **on)
+            return b.call(aten.div.Tensor_mode, each, found.by, rounding_mode="floor")
+        size = named_arguments(node)["size"][0]
+        size = self.plain(size) if isinstance(size, fx.Node) else size
+        return b.call(aten.full.default, [size], 0, **on)
+
+    # Ops on the source of a copy.
+
+    def _sunk(self, node: fx.Node) -> tuple[Lazy, str]:
+        """The op on the source of its copied arguments.
+
+        Raises:
+            RefusedError: it isn't proved that this is the same.
+        """
+        places, rows = self._copied_arguments(node)
+        place, reason = place_of_result(node, places)
+        args = fx.node.map_arg((node.args, dict(node.kwargs)), self._source_or_shared)
+        positional, keywords = args
+        if node.target in SIZED:
+            size = self._row_size(value(node).shape, place, rows)
+            positional = self._with_size(node, place.dim, size)
+        self._check_sizes(node, rows, place.dim if node.target in SIZED else None)
+        call = self.builder.call(node.target, *positional, **keywords)
+        return Gathered(call, rows, place), reason
+
+    def _copied_arguments(self, node: fx.Node) -> tuple[dict[fx.Node, Place], RowMap]:
+        places: dict[fx.Node, Place] = {}
+        maps: list[RowMap] = []
+        for n in node.all_input_nodes:
+            lazy = self.values[n]
+            if isinstance(lazy, Gathered):
+                places[n] = lazy.place
+                maps.append(lazy.map)
+            elif isinstance(lazy, Joined):
+                raise RefusedError("no rule for a concatenation of different rows in it")
+            elif is_tensor(n) and self.lineages[n].sources:
+                what = "an element-wise join" if _is_elementwise(node) else "it joins"
+                raise RefusedError(f"{what} with rows that aren't copies of the same context's")
+        if any(m != maps[0] for m in maps):
+            raise RefusedError("it joins rows of different contexts")
+        return places, maps[0]
+
+    def _source_or_shared(self, node: fx.Node) -> fx.Node:
+        lazy = self.values[node]
+        assert not isinstance(lazy, Joined)
+        return lazy.source if isinstance(lazy, Gathered) else lazy
+
+    def _row_size(self, shape: Any, place: Place, rows: RowMap) -> fx.Node | int:
+        return self.builder.product(place.outer, rows.rows, place.inner)
+
+    def _with_size(self, node: fx.Node, dim: int, size: fx.Node | int) -> tuple[Any, ...]:
+        """The arguments of a view with the size of one dimension changed."""
+        named = named_arguments(node)
+        sizes = [self.values[s] if isinstance(s, fx.Node) else s
+                 for s in named.get("size", named.get("shape"))]  # fmt: skip
+        sizes[dim] = size
+        if sizes.count(-1) > 1 and node.target is not aten.expand.default:
+            raise RefusedError("its sizes can't be written for the context's rows")
+        return (self._source_or_shared(node.args[0]), sizes, *node.args[2:])  # type: ignore[arg-type]
+
+    def _check_sizes(self, node: fx.Node, rows: RowMap, but: int | None) -> None:
+        """No size that the op is given may depend on the number of copies."""
+        copies = free_symbols(value(rows.node).shape[0])
+        for i, s in enumerate(_size_arguments(node)):
+            if isinstance(s, fx.Node) and i != but and free_symbols(value(s)) & copies:
+                raise RefusedError("a size in it depends on the number of rows")
+
+    def _size(self, node: fx.Node) -> fx.Node | None:
+        """A size of a copy, without the copy."""
+        lazy, dim = self.lazy(node.args[0]), node.args[1]
+        if not isinstance(lazy, Gathered) or not isinstance(dim, int):
+            return None
+        if dim != lazy.place.dim:
+            return self.builder.call(aten.sym_size.int, lazy.source, dim)
+        if lazy.place.at(0) != Place():
+            return None
+        return self.builder.call(aten.sym_size.int, lazy.map.node, 0)
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    rule = RULES.get(node.target)
+    return rule is not None and rule.reason == "element-wise"
+
+
+def _size_arguments(node: fx.Node) -> list[Any]:
+    if node.target in SIZED:
+        named = named_arguments(node)
+        return list(named.get("size", named.get("shape")))
+    if node.target is operator.getitem:
+        return []
+    return [n for n in node.all_input_nodes if not is_tensor(n) and _is_symbolic(n)]
+
+
+def _is_symbolic(node: fx.Node) -> bool:
+    return isinstance(value(node), torch.SymInt)
+
+
+def equal_shapes(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Whether two shapes are equal for every batch size."""
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))

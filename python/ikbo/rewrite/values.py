@@ -1,0 +1,124 @@
+"""Values that are not computed yet, and the graph that computes what is left of them.
+
+A pass over the program keeps each value in the form that says most: a node, rows of a smaller value
+read through a map, or parts that are to be joined. Only `Builder.node_of` makes a copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any, Union
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from .rules import Place, aten, value
+
+
+@dataclasses.dataclass(frozen=True)
+class RowMap:
+    """Which row of a context each row of the copy is: an integer vector and the context's size."""
+
+    node: fx.Node
+    rows: fx.Node | int
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """``source`` with its rows, which stand at ``place``, read through ``map``."""
+
+    source: fx.Node
+    map: RowMap
+    place: Place
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """``cat(parts, dim)``, not yet made."""
+
+    parts: tuple[fx.Node | Gathered, ...]
+    dim: int
+
+    @property
+    def sizes(self) -> list[Any]:
+        """The parts' sizes along ``dim``."""
+        return [shape_of(p)[self.dim] for p in self.parts]
+
+
+Lazy = Union[fx.Node, Gathered, Joined]  # noqa: UP007  (fx.Node | "..." fails at run time)
+
+
+def shape_of(lazy: fx.Node | Gathered) -> tuple[Any, ...]:
+    """The sizes of the value; a Gathered one has its source's size where the rows stand."""
+    return tuple(value(lazy if isinstance(lazy, fx.Node) else lazy.source).shape)
+
+
+class Builder:
+    """Appends ops to a graph; equal calls become one node."""
+
+    def __init__(self, fake_mode: Any) -> None:
+        self.graph = fx.Graph()
+        self._fake_mode = fake_mode
+        self._made: dict[Any, fx.Node] = {}
+
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        """A deterministic op on nodes and constants."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        key = (target, tuple((type(leaf), leaf) for leaf in leaves), spec)
+        if key not in self._made:
+            node = self.graph.call_function(target, args, kwargs)
+            known = [value(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+            fake_args, fake_kwargs = pytree.tree_unflatten(known, spec)
+            with self._fake_mode, torch.no_grad():
+                node.meta["val"] = target(*fake_args, **fake_kwargs)
+            self._made[key] = node
+        return self._made[key]
+
+    def size(self, node: fx.Node, dim: int = 0) -> fx.Node | int:
+        """A size: a number where it is known, else a node."""
+        size = value(node).shape[dim]
+        if isinstance(size, int):
+            return size
+        return self.call(aten.sym_size.int, node, dim)
+
+    def product(self, *factors: fx.Node | int) -> fx.Node | int:
+        """A product of sizes."""
+        result: fx.Node | int = 1
+        for factor in factors:
+            if isinstance(result, int) and isinstance(factor, int):
+                result = result * factor
+            elif result == 1:
+                result = factor
+            elif factor != 1:
+                result = self.call(operator.mul, result, factor)
+        return result
+
+    def node_of(self, lazy: Lazy) -> fx.Node:
+        """The value itself; here, and only here, rows are copied."""
+        if isinstance(lazy, fx.Node):
+            return lazy
+        if isinstance(lazy, Joined):
+            return self.call(aten.cat.default, [self.node_of(p) for p in lazy.parts], lazy.dim)
+        index = self._index(lazy.map, lazy.place)
+        return self.call(aten.index_select.default, lazy.source, lazy.place.dim, index)
+
+    def _index(self, rows: RowMap, place: Place) -> fx.Node:
+        """The map for a dimension of size outer * rows * inner."""
+        index = rows.node
+        on = {"dtype": torch.int64, "device": value(index).device}
+        if place.outer > 1:
+            outer = self.call(aten.arange.default, place.outer, **on)
+            outer = self.call(aten.mul.Tensor, outer, rows.rows)
+            outer = self.call(aten.unsqueeze.default, outer, 1)
+            index = self.call(aten.add.Tensor, outer, index)
+            index = self.call(aten.view.default, index, [-1])
+        if place.inner > 1:
+            inner = self.call(aten.arange.default, place.inner, **on)
+            index = self.call(aten.mul.Tensor, index, place.inner)
+            index = self.call(aten.unsqueeze.default, index, 1)
+            index = self.call(aten.add.Tensor, index, inner)
+            index = self.call(aten.view.default, index, [-1])
+        return index
