@@ -382,7 +382,11 @@ def _candidate_attention(
     maps = _map_arguments(r, k.map)
     out = b.call(ikbo.candidate_attention.default, *rows, None, None, *maps, scale)
     reason = "softmax attention over copied keys and values reads them through the map"
-    return b.call(aten.permute.default, out, [0, 2, 1, 3]), "replaced by candidate_attention", reason
+    return (
+        b.call(aten.permute.default, out, [0, 2, 1, 3]),
+        "replaced by candidate_attention",
+        reason,
+    )
 
 
 def _attended(r: Rewriter, node: fx.Node) -> Done | None:
@@ -411,7 +415,20 @@ def _attended(r: Rewriter, node: fx.Node) -> Done | None:
     key = transposed.args[0]
     if not equal_shapes(tuple(value(key).shape[:2]), tuple(value(query).shape[:2])):
         return None
-    return _candidate_attention(r, query, r.lazy(query), r.lazy(key), r.lazy(v), scale)
+    done = _candidate_attention(r, query, r.lazy(query), r.lazy(key), r.lazy(v), scale)
+    if done is not None:
+        r.forget(*_between(weights, scores))
+    return done
+
+
+def _between(last: fx.Node, first: fx.Node) -> list[fx.Node]:
+    """The chain of ops from first to last, as far back as nothing else needs it."""
+    chain = [last]
+    while chain[-1] is not first and len(chain[-1].users) == 1:
+        before = chain[-1].args[0]
+        assert isinstance(before, fx.Node)
+        chain.append(before)
+    return [n for n in chain if len(n.users) == 1]
 
 
 # Activations join the op before them.
@@ -437,7 +454,3 @@ def _fuse_activation(r: Rewriter, node: fx.Node) -> Done | None:
         activation = "gelu_tanh"
     fused = r.builder.call(product.target, *product.args, activation)  # type: ignore[arg-type]
     return fused, "replaced", "an activation fused with the product before it"
-
-
-
-

@@ -211,7 +211,12 @@ def _rewritten(
     sizes: dict[str, Any] = {}
     for node in graph.find_nodes(op="placeholder"):
         source = seeds.get(node.name)
-        if source and source != CANDIDATES and isinstance(value(node), Tensor) and value(node).dim():
+        if (
+            source
+            and source != CANDIDATES
+            and isinstance(value(node), Tensor)
+            and value(node).dim()
+        ):
             sizes.setdefault(source, value(node).shape[0])
     fake_mode = detect_fake_mode([value(n) for n in graph.nodes if isinstance(value(n), Tensor)])
     rewriter = Rewriter(graph, lineages, sizes, ALGEBRA, fake_mode)

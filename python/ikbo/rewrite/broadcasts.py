@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .rules import INTEGERS, aten, is_tensor, named_arguments, same, value
+from .rules import INTEGERS, argument, aten, is_tensor, named_arguments, same, value
 
 
 class Form(enum.Enum):
@@ -95,8 +95,7 @@ def _gather(node: fx.Node, named: dict[str, Any]) -> Broadcast | None:
     sizes = zip(value(index).shape[1:], value(named["self"]).shape[1:], strict=True)
     if index.target is not aten.expand.default or not all(same(a, b) for a, b in sizes):
         return None
-    column = index.args[0]
-    assert isinstance(column, fx.Node)
+    column = argument(index, 0)
     if not same(value(column).shape[0], value(index).shape[0]):
         return None
     while column.target is aten.unsqueeze.default or column.target in VIEWS:
@@ -104,8 +103,7 @@ def _gather(node: fx.Node, named: dict[str, Any]) -> Broadcast | None:
         shape = value(column).shape
         if not all(same(s, 1) for s in shape[1:]):
             return None
-        column = column.args[0]
-        assert isinstance(column, fx.Node)
+        column = argument(column, 0)
         if value(column).dim() == 1:
             if not same(value(column).shape[0], shape[0]) or not _is_row_index(column):
                 return None
@@ -143,18 +141,15 @@ def _one_row(node: fx.Node, named: dict[str, Any]) -> Broadcast | None:
 
 def _expanded_and_merged(node: fx.Node) -> Broadcast | None:
     """[U, ...] -> [U, 1, ...] -> [U, R, ...] -> [U * R, ...]."""
-    expanded = node.args[0]
-    assert isinstance(expanded, fx.Node)
+    expanded = argument(node, 0)
     if expanded.target is aten.clone.default:
-        expanded = expanded.args[0]  # type: ignore[assignment]
+        expanded = argument(expanded, 0)
     if expanded.target is not aten.expand.default:
         return None
-    single = expanded.args[0]
-    assert isinstance(single, fx.Node)
+    single = argument(expanded, 0)
     if single.target is not aten.unsqueeze.default or named_arguments(single)["dim"] != 1:
         return None
-    source = single.args[0]
-    assert isinstance(source, fx.Node)
+    source = argument(single, 0)
     shape, wide, out = value(source).shape, value(expanded).shape, value(node).shape
     if len(wide) != len(shape) + 1 or len(out) != len(shape) or not isinstance(wide[1], int):
         return None

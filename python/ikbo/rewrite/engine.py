@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from .rules import (
     RULES,
     Place,
     RefusedError,
+    argument,
     aten,
     is_tensor,
     named_arguments,
@@ -105,6 +106,11 @@ class Rewriter:
     def is_shared(self, node: fx.Node) -> bool:
         return not self.lineages[node].sources and isinstance(self.values[node], fx.Node)
 
+    def forget(self, *nodes: fx.Node) -> None:
+        """Drops what was noted of ops that are needed no longer."""
+        names = {n.name for n in nodes}
+        self.entries = [e for e in self.entries if e.node not in names]
+
     def _note(self, action: str, node: fx.Node, reason: str) -> None:
         lineage = self.lineages.get(node)
         text = "" if lineage is None else str(lineage)
@@ -155,10 +161,8 @@ class Rewriter:
         if not context:
             return None
         index = found.by if isinstance(found.by, fx.Node) else None
-        if index is not None and self.lineages[index].axis == context != "" and (
-            found.form is Form.INDEX
-        ):
-            return None  # rows of one batch in another order: nothing is repeated
+        if found.form is Form.INDEX and index and self.lineages[index].axis == context:
+            return None  # rows of one batch in another order
         source = self.lazy(found.source)
         if isinstance(source, Joined):
             source = self.builder.node_of(source)
@@ -213,12 +217,18 @@ class Rewriter:
         """
         places, rows = self._copied_arguments(node)
         place, reason = place_of_result(node, places)
+        results = value(node)
+        if isinstance(results, (tuple, list)) and any(
+            u.target is not operator.getitem for u in node.users
+        ):
+            raise RefusedError("its results are used together")
+        self._check_sizes(node, rows, place.dim if node.target in SIZED else None)
         args = fx.node.map_arg((node.args, dict(node.kwargs)), self._source_or_shared)
         positional, keywords = args
         if node.target in SIZED:
-            size = self._row_size(value(node).shape, place, rows)
+            size = self.builder.product(place.outer, rows.rows, place.inner)
             positional = self._with_size(node, place.dim, size)
-        self._check_sizes(node, rows, place.dim if node.target in SIZED else None)
+        assert callable(node.target)
         call = self.builder.call(node.target, *positional, **keywords)
         return Gathered(call, rows, place), reason
 
@@ -233,8 +243,9 @@ class Rewriter:
             elif isinstance(lazy, Joined):
                 raise RefusedError("no rule for a concatenation of different rows in it")
             elif is_tensor(n) and self.lineages[n].sources:
-                what = "an element-wise join" if _is_elementwise(node) else "it joins"
-                raise RefusedError(f"{what} with rows that aren't copies of the same context's")
+                if _is_elementwise(node):
+                    raise RefusedError("an element-wise join with other rows, one read each")
+                raise RefusedError("it joins other rows, which are no copies")
         if any(m != maps[0] for m in maps):
             raise RefusedError("it joins rows of different contexts")
         return places, maps[0]
@@ -244,18 +255,13 @@ class Rewriter:
         assert not isinstance(lazy, Joined)
         return lazy.source if isinstance(lazy, Gathered) else lazy
 
-    def _row_size(self, shape: Any, place: Place, rows: RowMap) -> fx.Node | int:
-        return self.builder.product(place.outer, rows.rows, place.inner)
-
     def _with_size(self, node: fx.Node, dim: int, size: fx.Node | int) -> tuple[Any, ...]:
         """The arguments of a view with the size of one dimension changed."""
-        named = named_arguments(node)
-        sizes = [self.values[s] if isinstance(s, fx.Node) else s
-                 for s in named.get("size", named.get("shape"))]  # fmt: skip
+        sizes = [self.values[s] if isinstance(s, fx.Node) else s for s in _sizes(node)]
         sizes[dim] = size
         if sizes.count(-1) > 1 and node.target is not aten.expand.default:
             raise RefusedError("its sizes can't be written for the context's rows")
-        return (self._source_or_shared(node.args[0]), sizes, *node.args[2:])  # type: ignore[arg-type]
+        return (self._source_or_shared(argument(node, 0)), sizes, *node.args[2:])
 
     def _check_sizes(self, node: fx.Node, rows: RowMap, but: int | None) -> None:
         """No size that the op is given may depend on the number of copies."""
@@ -281,10 +287,16 @@ def _is_elementwise(node: fx.Node) -> bool:
     return rule is not None and rule.reason == "element-wise"
 
 
+def _sizes(node: fx.Node) -> Sequence[Any]:
+    """The sizes that a view is given."""
+    named = named_arguments(node)
+    sizes: Sequence[Any] = named["size" if "size" in named else "shape"]
+    return sizes
+
+
 def _size_arguments(node: fx.Node) -> list[Any]:
     if node.target in SIZED:
-        named = named_arguments(node)
-        return list(named.get("size", named.get("shape")))
+        return list(_sizes(node))
     if node.target is operator.getitem:
         return []
     return [n for n in node.all_input_nodes if not is_tensor(n) and _is_symbolic(n)]

@@ -47,9 +47,17 @@ def same(a: Any, b: Any) -> bool:
     return statically_known_true(a == b)
 
 
-def value(node: fx.Node) -> Any:
+def value(node: Any) -> Any:
     """What export knows of a node's result: a fake tensor, a symbolic integer, or a tuple."""
+    assert isinstance(node, fx.Node)
     return node.meta.get("val")
+
+
+def argument(node: fx.Node, index: int) -> fx.Node:
+    """An argument that is a node."""
+    found = node.args[index]
+    assert isinstance(found, fx.Node)
+    return found
 
 
 def is_tensor(node: Any) -> bool:
@@ -71,11 +79,9 @@ class Call:
     @property
     def x(self) -> fx.Node:
         """The first argument."""
-        first = self.node.args[0]
-        if not is_tensor(first):
+        if not is_tensor(self.node.args[0]):
             raise RefusedError("its first argument is not a tensor")
-        assert isinstance(first, fx.Node)
-        return first
+        return argument(self.node, 0)
 
     @property
     def tensors(self) -> list[fx.Node]:
@@ -128,11 +134,7 @@ def place_of_result(node: fx.Node, places: Mapping[fx.Node, Place]) -> tuple[Pla
         RefusedError: no rule, or its condition doesn't hold.
     """
     if node.target is operator.getitem:
-        parent = node.args[0]
-        assert isinstance(parent, fx.Node)
-        if "batch_norm" in str(parent.target) and node.args[1] != 0:
-            raise RefusedError("the statistics of a BatchNorm are no rows")
-        return places[parent], "one of the results of the op before it"
+        return places[argument(node, 0)], "one of the results of the op before it"
     rule = RULES.get(node.target)
     if rule is None:
         raise RefusedError(f"no rule for {node.target}")
@@ -222,9 +224,14 @@ def _dropout(c: Call) -> Place:
     return c.rows_of_x
 
 
-@_rule("sum.dim_IntList mean.dim amax amin var.correction std.correction any.dim any.dims all.dim "
-       "all.dims logsumexp prod.dim_int argmax argmin max.dim min.dim linalg_vector_norm norm.Scalar"
-       "Opt_dim nansum", "a reduction within each row")  # fmt: skip
+REDUCTIONS = (
+    "sum.dim_IntList mean.dim nansum amax amin argmax argmin max.dim min.dim var.correction "
+    "std.correction any.dim any.dims all.dim all.dims logsumexp prod.dim_int linalg_vector_norm "
+    "norm.ScalarOpt_dim"
+)
+
+
+@_rule(REDUCTIONS, "a reduction within each row")
 def _reduction(c: Call) -> Place:
     place, rank = c.only_x(), len(c.shape(c.x))
     dims = _dims(c.named["dim"], rank)
@@ -256,6 +263,8 @@ def _norm(c: Call) -> Place:
 def _batch_norm(c: Call) -> Place:
     if c.named.get("training", False) is not False:
         raise RefusedError("BatchNorm in training takes its statistics over the rows")
+    if c.node.target is not aten.batch_norm.default and any(u.args[1] != 0 for u in c.node.users):
+        raise RefusedError("its statistics, which are no rows, are used too")
     place = c.only_x()
     _off(place, {1}, "its channels are")
     return place
@@ -298,15 +307,12 @@ def _embedding(c: Call) -> Place:
 
 @_rule("matmul mm bmm", "a product for each row")
 def _matmul(c: Call) -> Place:
-    a, b = c.node.args[:2]
-    assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
-    return _product(c, a, b)
+    return _product(c, argument(c.node, 0), argument(c.node, 1))
 
 
 @_rule("addmm baddbmm", "a product for each row, plus a term")
 def _addmm(c: Call) -> Place:
-    term, a, b = c.node.args[:3]
-    assert isinstance(term, fx.Node) and isinstance(a, fx.Node) and isinstance(b, fx.Node)
+    term, a, b = (argument(c.node, i) for i in range(3))
     place = _product(c, a, b)
     from_right = len(c.shape(c.node)) - place.dim
     shape, its = c.shape(term), c.places.get(term)

@@ -63,6 +63,7 @@ class Builder:
         self.graph = fx.Graph()
         self._fake_mode = fake_mode
         self._made: dict[Any, fx.Node] = {}
+        self._sizes: dict[Any, fx.Node] = {}
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """A deterministic op on nodes and constants."""
@@ -78,11 +79,14 @@ class Builder:
         return self._made[key]
 
     def size(self, node: fx.Node, dim: int = 0) -> fx.Node | int:
-        """A size: a number where it is known, else a node."""
+        """A size: a number where it is known, else a node, the same for equal sizes."""
         size = value(node).shape[dim]
         if isinstance(size, int):
             return size
-        return self.call(aten.sym_size.int, node, dim)
+        expression = size.node.expr
+        if expression not in self._sizes:
+            self._sizes[expression] = self.call(aten.sym_size.int, node, dim)
+        return self._sizes[expression]
 
     def product(self, *factors: fx.Node | int) -> fx.Node | int:
         """A product of sizes."""
