@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from .engine import Algebra, Rewriter, equal_shapes
-from .rules import RULES, aten, is_tensor, named_arguments, same, value
+from .rules import RULES, Place, aten, is_tensor, named_arguments, same, value
 from .values import Gathered, Joined, Lazy, RowMap, shape_of
 
 ikbo = torch.ops.ikbo
@@ -260,7 +260,7 @@ def _split_linear(r: Rewriter, joined: Joined, weight: fx.Node, bias: fx.Node | 
         assert half.map is not None
         part = b.call(aten.linear.default, half.x, _columns(r, weight, half), bias)
         bias = None
-        copied = b.call(aten.index_select.default, part, 0, half.map.node)
+        copied = b.node_of(Gathered(part, half.map, Place()))
         result = copied if result is None else b.call(aten.add.Tensor, result, copied)
     assert result is not None
     reason = "a linear map over a concatenation is the sum of linear maps of its parts"
@@ -329,7 +329,7 @@ def _compressed(r: Rewriter, weight: fx.Node, x: fx.Node) -> Done | None:
     for half in contexts:
         assert half.map is not None
         part = b.call(aten.matmul.default, _columns(r, new_weight, half), half.x)
-        copied = b.call(aten.index_select.default, part, 0, half.map.node)
+        copied = b.node_of(Gathered(part, half.map, Place()))
         result = copied if result is None else b.call(aten.add.Tensor, result, copied)
     assert result is not None
     return result, action, reason

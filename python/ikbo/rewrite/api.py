@@ -16,9 +16,8 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.utils import _pytree as pytree
 
 from .algebra import ALGEBRA
-from .broadcasts import broadcast
 from .engine import Rewriter
-from .lineage import CANDIDATES, rows_of, trace_lineage
+from .lineage import CANDIDATES, trace_lineage
 from .report import Report
 from .rules import value
 
@@ -223,13 +222,7 @@ def _rewritten(
     new_graph = rewriter.run()
     module = fx.GraphModule(program.graph_module, new_graph)
     rewritten = program._update(module, _signature(program.graph_signature, new_graph))
-    # With the same seeds, what is still copied in the new program.
-    after = trace_lineage(new_graph, seeds)
-    copies = tuple(
-        f"{n.name}: {found.source.name} by {found.reason}"
-        for n in new_graph.nodes
-        if (found := broadcast(n)) is not None and rows_of(found.source, after, sizes)
-    )
+    copies = tuple(f"{copy.name} of {source.name}" for copy, source in rewriter.builder.copies())
     names = {n.name: str(lineage) for n, lineage in lineages.items()}
     return rewritten, Report(program, rewritten, tuple(rewriter.entries), names, copies)
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
-from .broadcasts import Broadcast, Form, broadcast
+from .broadcasts import VIEWS, Broadcast, Form, broadcast
 from .lineage import Lineage, rows_of
 from .rules import (
     RULES,
@@ -53,12 +53,7 @@ class Entry:
 
 
 Algebra = Callable[["Rewriter", fx.Node], "tuple[Lazy, str, str] | None"]
-SIZED = (
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten.expand.default,
-)
+SIZED = (*VIEWS, aten.expand.default)
 
 
 class Rewriter:
@@ -148,6 +143,7 @@ class Rewriter:
 
     def _copied(self, node: fx.Node) -> fx.Node:
         copy = self.builder.graph.node_copy(node, self.plain)
+        copy.target = _any_strides(copy.target)
         if node.op == "output":
             for n in node.all_input_nodes:
                 if not isinstance(self.values[n], fx.Node):
@@ -228,8 +224,7 @@ class Rewriter:
         if node.target in SIZED:
             size = self.builder.product(place.outer, rows.rows, place.inner)
             positional = self._with_size(node, place.dim, size)
-        assert callable(node.target)
-        call = self.builder.call(node.target, *positional, **keywords)
+        call = self.builder.call(_any_strides(node.target), *positional, **keywords)
         return Gathered(call, rows, place), reason
 
     def _copied_arguments(self, node: fx.Node) -> tuple[dict[fx.Node, Place], RowMap]:
@@ -280,6 +275,11 @@ class Rewriter:
         if lazy.place.at(0) != Place():
             return None
         return self.builder.call(aten.sym_size.int, lazy.map.node, 0)
+
+
+def _any_strides(target: Any) -> Any:
+    """reshape for view: a value may now lie in memory in another order than in the original."""
+    return aten.reshape.default if target in VIEWS else target
 
 
 def _is_elementwise(node: fx.Node) -> bool:

@@ -17,6 +17,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
+ALL = torch.iinfo(torch.int64).max  # the end of a slice that has none
 INTEGERS = (torch.int32, torch.int64)
 
 
@@ -464,8 +465,11 @@ def _select(c: Call) -> Place:
 
 @_rule("slice.Tensor split.Tensor split_with_sizes chunk narrow", "takes the same part of each row")
 def _slice(c: Call) -> Place:
-    place = c.only_x()
-    _off(place, _dims(c.named["dim"], len(c.shape(c.x))), "it takes parts of")
+    place, named = c.only_x(), c.named
+    # x[:, 0] begins with the slice of all rows.
+    all_rows = named.get("start") in (0, None) and named.get("end") in (None, ALL)
+    if c.node.target is not aten.slice.Tensor or not all_rows or named["step"] != 1:
+        _off(place, _dims(named["dim"], len(c.shape(c.x))), "it takes parts of")
     return place
 
 

@@ -64,6 +64,7 @@ class Builder:
         self._fake_mode = fake_mode
         self._made: dict[Any, fx.Node] = {}
         self._sizes: dict[Any, fx.Node] = {}
+        self._copies: dict[fx.Node, fx.Node] = {}
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """A deterministic op on nodes and constants."""
@@ -107,7 +108,13 @@ class Builder:
         if isinstance(lazy, Joined):
             return self.call(aten.cat.default, [self.node_of(p) for p in lazy.parts], lazy.dim)
         index = self._index(lazy.map, lazy.place)
-        return self.call(aten.index_select.default, lazy.source, lazy.place.dim, index)
+        copy = self.call(aten.index_select.default, lazy.source, lazy.place.dim, index)
+        self._copies[copy] = lazy.source
+        return copy
+
+    def copies(self) -> list[tuple[fx.Node, fx.Node]]:
+        """The copies of rows in the graph as it is now, each with its source."""
+        return [(n, self._copies[n]) for n in self.graph.nodes if n in self._copies]
 
     def _index(self, rows: RowMap, place: Place) -> fx.Node:
         """The map for a dimension of size outer * rows * inner."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 WIDTH = 4
 TOKENS = 3
 
-Step = Callable[[Tensor, Tensor, "RandomModel"], Tensor]
+Step = Callable[[Tensor, Tensor, Any], Tensor]  # the last is the model
 
 # Each takes two values [rows, TOKENS, WIDTH] of the same batch and returns such a value.
 STEPS: dict[str, Step] = {

@@ -1,0 +1,70 @@
+"""ikbo.rewrite on random models, shapes and maps: equal results, or left alone."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+from torch import Tensor
+
+import ikbo
+from ikbo.rewrite import Report
+from ikbo.testing import RandomModel
+
+from .test_rewrite import (
+    ActivationUnit,
+    Compression,
+    SelfAttention,
+    TargetAttention,
+    Tower,
+    _rewrite,
+)
+
+USER = {"user": ikbo.Context(inputs=["user"], map="user_index")}
+
+
+def _inputs(n_users: int, n_candidates: int) -> tuple[Tensor, ...]:
+    user, candidate = torch.randn(n_users, 3, 4), torch.randn(n_candidates, 3, 4)
+    return user, candidate, torch.randint(0, n_users, (n_candidates,))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_models(seed: int) -> None:
+    model = RandomModel(seed).eval()
+    _, report = ikbo.rewrite(model, _inputs(3, 7), USER, ["candidate"])
+    for sizes in ((3, 7), (1, 1), (5, 23), (9, 4)):
+        report.verify(*_inputs(*sizes))
+
+
+@functools.cache
+def _report(kind: str) -> tuple[Report, tuple[int, ...]]:
+    tokens = (5, 8)
+    models: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "tower": (Tower(), (8,)),
+        "compression": (Compression("matmul"), tokens),
+        "activation unit": (ActivationUnit(), tokens),
+        "self-attention": (SelfAttention(True), tokens),
+        "target attention": (TargetAttention(False), tokens),
+    }
+    model, sizes = models[kind]
+    return _rewrite(model.eval(), *sizes)[1], sizes
+
+
+KINDS = ["tower", "compression", "activation unit", "self-attention", "target attention"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@hypothesis.settings(deadline=None, max_examples=25)
+@hypothesis.given(data=st.data())
+def test_any_shapes_and_maps(kind: str, data: st.DataObject) -> None:
+    report, sizes = _report(kind)
+    n_users = data.draw(st.integers(1, 9), label="users")
+    rows = st.integers(-n_users if kind != "compression" else 0, n_users - 1)
+    index = data.draw(st.lists(rows, min_size=1, max_size=30), label="map")
+    torch.manual_seed(data.draw(st.integers(0, 99), label="seed"))
+    user, candidate = torch.randn(n_users, *sizes), torch.randn(len(index), 8)
+    report.verify(user, candidate, torch.tensor(index))

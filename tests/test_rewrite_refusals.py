@@ -1,0 +1,185 @@
+"""What ikbo.rewrite must leave alone, with the reason in the report, and what it won't take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ikbo
+from ikbo.rewrite import Report
+from ikbo.rewrite.lineage import Kind, trace_lineage
+
+USER = {"user": ikbo.Context(inputs=["user"], map="user_index")}
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+class Model(nn.Module):
+    """A function of the copied user rows [B, 5, 8] and the candidates [B, 8]."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:
+        return self.function(user[user_index], candidate)
+
+
+def _inputs(n_users: int = 3, n_candidates: int = 7) -> tuple[Tensor, ...]:
+    user, candidate = torch.randn(n_users, 5, 8), torch.randn(n_candidates, 8)
+    return user, candidate, torch.randint(0, n_users, (n_candidates,))
+
+
+def _report(model: nn.Module) -> Report:
+    return ikbo.rewrite(model, _inputs(), USER, ["candidate"])[1]
+
+
+STAY = {
+    "softmax over rows": (lambda u, c: u.softmax(0), "the dimension of the rows"),
+    "sum over rows": (lambda u, c: u.sum((0, 1)), "the dimension of the rows"),
+    "sum of everything": (lambda u, c: u.sum(), "no rule"),
+    "cumsum over rows": (lambda u, c: u.cumsum(0), "the dimension of the rows"),
+    "one row": (lambda u, c: u[0], "the dimension of the rows"),
+    "rows in another order": (lambda u, c: u.flip(0), "the dimension of the rows"),
+    "rows joined to rows": (lambda u, c: torch.cat([u, u], 0), "the dimension of the rows"),
+    "a view across rows": (lambda u, c: u.transpose(0, 1).reshape(40, -1), "cuts across rows"),
+    "a product of rows with rows": (lambda u, c: u[:, 0].T @ u[:, 0], "stand in different dimensions"),
+    "an op without a rule": (lambda u, c: torch.fft.rfft(u).abs(), "no rule"),
+    "a sort of rows": (lambda u, c: u.sort(0).values, "the dimension of the rows"),
+    "attention between rows": (
+        lambda u, c: F.scaled_dot_product_attention(*[u.transpose(0, 1)] * 3), "attends over rows",
+    ),
+    "a value of its own for each row": (
+        lambda u, c: u * torch.arange(c.shape[0])[:, None, None], "a value of its own",
+    ),
+    "layer norm over rows": (
+        lambda u, c: F.layer_norm(u.permute(1, 2, 0), (u.shape[0],)), "over the dimension of the",
+    ),
+    "a mask for each row": (
+        lambda u, c: F.scaled_dot_product_attention(
+            u[:, None], u[:, None], u[:, None], (c[:, None, None, :5] > 0)
+        ),
+        "other rows",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_stays(name: str) -> None:
+    function, reason = STAY[name]
+    report = _report(Model(function))
+    assert any(reason in e.reason for e in report.of("left")), str(report)
+    assert report.copies
+    for sizes in ((3, 7), (6, 6), (4, 20)):
+        report.verify(*_inputs(*sizes))
+
+
+def test_dropout_in_training_stays_and_in_eval_sinks() -> None:
+    class Dropped(Model):
+        def __init__(self, p: float) -> None:
+            super().__init__(lambda u, c: u)
+            self.dropout = nn.Dropout(p)
+
+        def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:
+            return self.dropout(user[user_index]) * candidate[:, None]
+
+    report = _report(Dropped(0.5).train())
+    assert any("dropout in training" in e.reason for e in report.of("left")), str(report)
+    assert not report.of("sunk")
+    assert _report(Dropped(0.0).train()).of("sunk")
+    assert _report(Dropped(0.5).eval()).of("sunk")
+
+
+def test_attention_dropout_in_training_stays() -> None:
+    report = _report(Model(lambda u, c: F.scaled_dot_product_attention(u, u, u, dropout_p=0.5)))
+    assert any("dropout in training" in e.reason for e in report.of("left")), str(report)
+
+
+def test_batch_norm_in_training_stays_and_in_eval_sinks() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(5)
+
+        def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:
+            return self.norm(user[user_index]) * candidate[:, None]
+
+    report = _report(Normed().train())
+    assert any("BatchNorm in training" in e.reason for e in report.of("left")), str(report)
+    report.verify(*_inputs())
+    report = _report(Normed().eval())
+    assert any("BatchNorm in eval" in e.reason for e in report.of("sunk")), str(report)
+    report.verify(*_inputs())
+
+
+def test_random_numbers_stay() -> None:
+    report = _report(Model(lambda u, c: u + torch.rand_like(u)))
+    assert any("no rule for aten.rand_like" in e.reason for e in report.of("left")), str(report)
+
+
+def test_a_weight_made_of_candidates_does_not_split() -> None:
+    def function(u: Tensor, c: Tensor) -> Tensor:
+        weight = c.mean(0)[None].expand(2, -1)
+        return F.linear(torch.cat([u[:, 0, :4], c[:, :4]], 1), weight)
+
+    report = _report(Model(function))
+    assert not report.of("replaced") and not report.of("split")
+    report.verify(*_inputs())
+
+
+def test_masked_target_attention_keeps_its_mask() -> None:
+    def function(u: Tensor, c: Tensor) -> Tensor:
+        keys = u[:, None]
+        return F.scaled_dot_product_attention(
+            c[:, None, None], keys, keys, keys[..., 0][..., None, :] > 0
+        )
+
+    report = _report(Model(function))
+    assert not report.of("replaced by candidate_attention")
+    report.verify(*_inputs())
+
+
+def test_unknown_names_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"expected names of inputs \(.*\), got item"):
+        ikbo.rewrite(Model(lambda u, c: u), _inputs(), USER, ["item"])
+    twice = {**USER, "query": ikbo.Context(inputs=["user"], map="user_index")}
+    with pytest.raises(ValueError, match="expected input 'user' in one batch"):
+        ikbo.rewrite(Model(lambda u, c: u), _inputs(), twice, ["candidate"])
+    with pytest.raises(ValueError, match="another name"):
+        ikbo.rewrite(Model(lambda u, c: u), _inputs(), {"candidates": USER["user"]}, ["candidate"])
+
+
+def test_examples_of_one_row_are_an_error() -> None:
+    with pytest.raises(ValueError, match="at least 2 rows for user, got 1 in 'user'"):
+        ikbo.rewrite(Model(lambda u, c: u), _inputs(1), USER, ["candidate"])
+
+
+def test_lineage_and_its_reasons() -> None:
+    class Ranker(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:
+            tower = self.linear(user.mean(1))
+            copied = tower[user_index]
+            return copied * candidate + copied.mean(0) + self.linear.weight.sum(0)
+
+    users, candidates = torch.export.Dim("user"), torch.export.Dim("candidates")
+    shapes = ({0: users}, {0: candidates}, {0: candidates})
+    program = torch.export.export(Ranker(), _inputs(), dynamic_shapes=shapes)
+    graph = program.run_decompositions({}).graph
+    seeds = {"user": "user", "candidate": "candidates", "user_index": "candidates"}
+    found = {n.name: lineage for n, lineage in trace_lineage(graph, seeds).items()}
+    kinds = {name: lineage.kind for name, lineage in found.items()}
+    assert kinds["p_linear_weight"] is Kind.SHARED and kinds["sum_1"] is Kind.SHARED
+    assert kinds["user"] is kinds["linear"] is Kind.CONTEXT and found["linear"].axis == "user"
+    assert kinds["candidate"] is Kind.CANDIDATE
+    assert kinds["index"] is Kind.CONTEXT and found["index"].axis == "candidates"
+    (product,) = (n for n in kinds if n.startswith("mul"))
+    assert kinds[product] is Kind.MIXED and found[product].axis == "candidates"
+    assert found["mean_1"].axis is None and "the dimension of the rows" in found["mean_1"].reason
+    assert all(lineage.reason for lineage in found.values())
