@@ -45,8 +45,10 @@ STAY = {
     "one row": (lambda u, c: u[0], "the dimension of the rows"),
     "rows in another order": (lambda u, c: u.flip(0), "the dimension of the rows"),
     "rows joined to rows": (lambda u, c: torch.cat([u, u], 0), "the dimension of the rows"),
-    "a view across rows": (lambda u, c: u.transpose(0, 1).reshape(-1, 5, 8), "cuts across rows"),
-    "a product of rows with rows": (lambda u, c: u[:, 0].T @ u[:, 0], "stand in different dimensions"),
+    "a view across rows": (
+        lambda u, c: u.transpose(0, 1).flatten().view(c.shape[0], 40), "cuts across rows",
+    ),
+    "a product of rows with rows": (lambda u, c: u[:, 0].T @ u[:, 0], "in different dimensions"),
     "an op without a rule": (lambda u, c: torch.fft.rfft(u).abs(), "no rule"),
     "a sort of rows": (lambda u, c: u.sort(0).values, "the dimension of the rows"),
     "attention between rows": (

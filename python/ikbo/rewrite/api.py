@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils import _pytree as pytree
 
 from .algebra import ALGEBRA
@@ -54,7 +55,8 @@ def rewrite(
     attention over copied keys and values :func:`ikbo.candidate_attention`. Where nothing is proved
     the copy is made, just before the op; the report says which and why.
 
-    A map may hold what the model takes: an index out of range, for which the model raises, gives
+    Ops that have moved run on every row of a context, also on those without a candidate: all must be
+    valid inputs, such as indices within their table. A map may hold what the model takes: an index out of range, for which the model raises, gives
     NaN rows or raises; -1 where the model uses ``index_select`` gives rows without a context, as in
     the ops.
 
@@ -218,13 +220,25 @@ def _rewritten(
         ):
             sizes.setdefault(source, value(node).shape[0])
     fake_mode = detect_fake_mode([value(n) for n in graph.nodes if isinstance(value(n), Tensor)])
+    symbols = _input_symbols(graph)
     rewriter = Rewriter(graph, lineages, sizes, ALGEBRA, fake_mode)
     new_graph = rewriter.run()
+    if _input_symbols(graph) != symbols:
+        raise RuntimeError(
+            "ikbo.rewrite: expected the rewritten program to take all the sizes that the original "
+            "takes, but an op in it holds for the example's only. Please report the model."
+        )
     module = fx.GraphModule(program.graph_module, new_graph)
     rewritten = program._update(module, _signature(program.graph_signature, new_graph))
     copies = tuple(f"{copy.name} of {source.name}" for copy, source in rewriter.builder.copies())
     names = {n.name: str(lineage) for n, lineage in lineages.items()}
     return rewritten, Report(program, rewritten, tuple(rewriter.entries), names, copies)
+
+
+def _input_symbols(graph: fx.Graph) -> list[Any]:
+    """The symbols in the sizes of the inputs."""
+    inputs = [value(n) for n in graph.find_nodes(op="placeholder")]
+    return [free_symbols(t) for t in inputs if isinstance(t, Tensor)]
 
 
 def _signature(old: ExportGraphSignature, graph: fx.Graph) -> ExportGraphSignature:

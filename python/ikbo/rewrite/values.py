@@ -13,6 +13,7 @@ from typing import Any, Union
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.utils import _pytree as pytree
 
 from .rules import Place, aten, value
@@ -74,7 +75,8 @@ class Builder:
             node = self.graph.call_function(target, args, kwargs)
             known = [value(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
             fake_args, fake_kwargs = pytree.tree_unflatten(known, spec)
-            with self._fake_mode, torch.no_grad():
+            # The dispatcher with which export traces: others take some sizes as constants.
+            with self._fake_mode, enable_python_dispatcher(), torch.no_grad():
                 node.meta["val"] = target(*fake_args, **fake_kwargs)
             self._made[key] = node
         return self._made[key]
