@@ -55,10 +55,10 @@ def rewrite(
     attention over copied keys and values :func:`ikbo.candidate_attention`. Where nothing is proved
     the copy is made, just before the op; the report says which and why.
 
-    Ops that have moved run on every row of a context, also on those without a candidate: all must be
-    valid inputs, such as indices within their table. A map may hold what the model takes: an index out of range, for which the model raises, gives
-    NaN rows or raises; -1 where the model uses ``index_select`` gives rows without a context, as in
-    the ops.
+    Ops that have moved run on every row of a context, also on those without a candidate: all must
+    be valid inputs, such as indices within their table. An index out of a map's range, for which
+    the model raises, gives NaN rows or raises; -1, where the model uses ``index_select``, gives
+    rows without a context, as in the ops, or raises.
 
     Args:
         model: in the mode, eval or training, in which it is to run; or an exported program, whose
