@@ -12,11 +12,16 @@ import torch
 from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    TensorArgument,
+)
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils import _pytree as pytree
 
-from .algebra import ALGEBRA
+from .algebra import algebra
 from .engine import Rewriter
 from .lineage import CANDIDATES, trace_lineage
 from .report import Report
@@ -221,7 +226,14 @@ def _rewritten(
             sizes.setdefault(source, value(node).shape[0])
     fake_mode = detect_fake_mode([value(n) for n in graph.nodes if isinstance(value(n), Tensor)])
     symbols = _input_symbols(graph)
-    rewriter = Rewriter(graph, lineages, sizes, ALGEBRA, fake_mode)
+    signature = program.graph_signature
+    constants = {
+        name: program.constants[of]
+        for name, of in signature.inputs_to_lifted_tensor_constants.items()
+    }
+    first = signature.user_inputs[0]
+    assert isinstance(first, str)
+    rewriter = Rewriter(graph, lineages, sizes, algebra, fake_mode, constants, first)
     new_graph = rewriter.run()
     if _input_symbols(graph) != symbols:
         raise RuntimeError(
@@ -229,10 +241,15 @@ def _rewritten(
             "takes, but an op in it holds for the example's only. Please report the model."
         )
     module = fx.GraphModule(program.graph_module, new_graph)
-    rewritten = program._update(module, _signature(program.graph_signature, new_graph))
+    new_constants = {n.name: t for n, t in rewriter.new_constants.items()}
+    rewritten = program._update(
+        module,
+        _signature(signature, new_graph, list(new_constants)),
+        constants={**program.constants, **new_constants},
+    )
     copies = tuple(f"{copy.name} of {source.name}" for copy, source in rewriter.builder.copies())
     names = {n.name: str(lineage) for n, lineage in lineages.items()}
-    return rewritten, Report(program, rewritten, tuple(rewriter.entries), names, copies)
+    return rewritten, Report(program, rewritten, rewriter.entries, names, copies)
 
 
 def _input_symbols(graph: fx.Graph) -> list[Any]:
@@ -241,8 +258,10 @@ def _input_symbols(graph: fx.Graph) -> list[Any]:
     return [free_symbols(t) for t in inputs if isinstance(t, Tensor)]
 
 
-def _signature(old: ExportGraphSignature, graph: fx.Graph) -> ExportGraphSignature:
-    """The signature with the names that the outputs have now."""
+def _signature(
+    old: ExportGraphSignature, graph: fx.Graph, constants: Sequence[str]
+) -> ExportGraphSignature:
+    """The signature with the names that the outputs have now, and new constants."""
     results = graph.output_node().args[0]
     assert isinstance(results, (list, tuple))
     specs = []
@@ -250,4 +269,9 @@ def _signature(old: ExportGraphSignature, graph: fx.Graph) -> ExportGraphSignatu
         if isinstance(result, fx.Node) and hasattr(spec.arg, "name"):
             spec = dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=result.name))
         specs.append(spec)
-    return ExportGraphSignature(input_specs=list(old.input_specs), output_specs=specs)
+    inputs = list(old.input_specs)
+    first = next(i for i, s in enumerate(inputs) if s.kind is InputKind.USER_INPUT)
+    inputs[first:first] = [
+        InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), name) for name in constants
+    ]
+    return ExportGraphSignature(input_specs=inputs, output_specs=specs)

@@ -52,25 +52,32 @@ class Entry:
     lineage: str
 
 
-Algebra = Callable[["Rewriter", fx.Node], "tuple[Lazy, str, str] | None"]
+Done = tuple[Lazy, str, str]  # the new value, what was done, why
+Algebra = Callable[["Rewriter", fx.Node], Done | None]
 SIZED = (*VIEWS, aten.expand.default)
 
 
 class Rewriter:
-    """Rewrites one graph. ``algebra`` maps ops to what may be done beside sinking."""
+    """Rewrites one graph. ``algebra`` is what may be done with an op beside sinking it."""
 
     def __init__(
         self,
         graph: fx.Graph,
         lineages: Mapping[fx.Node, Lineage],
         context_sizes: Mapping[str, object],
-        algebra: Mapping[Any, Algebra],
+        algebra: Algebra,
         fake_mode: Any,
+        constants: Mapping[str, torch.Tensor],
+        first_input: str,
     ) -> None:
         self.lineages = lineages
+        self.new_constants: dict[fx.Node, torch.Tensor] = {}
+        self._constants = constants
+        self._first_input_name = first_input
+        self._first_input: fx.Node | None = None
         self.builder = Builder(fake_mode)
         self.values: dict[fx.Node, Lazy] = {}
-        self.entries: list[Entry] = []
+        self._entries: list[tuple[Entry, fx.Node]] = []
         self._old = graph
         self._sizes = context_sizes
         self._algebra = algebra
@@ -84,10 +91,20 @@ class Rewriter:
         for node in self._old.nodes:
             if node.op == "call_function":
                 self.values[node] = self._rewritten(node)
+            elif node.name == self._first_input_name:
+                self.values[node] = self._first_input = self._copied(node)
             else:
                 self.values[node] = self._copied(node)
         self.builder.graph.eliminate_dead_code()
         return self.builder.graph
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The decisions, but those on what is needed no longer: its users took it apart."""
+        kept = set(self.builder.graph.nodes)
+        return tuple(e for e, n in self._entries
+                     if e.action != "left" or not isinstance(new := self.values.get(n), fx.Node)
+                     or new in kept or n.op == "output")  # fmt: skip
 
     def lazy(self, node: Any) -> Lazy:
         """The new value of a node of the original program."""
@@ -101,15 +118,38 @@ class Rewriter:
     def is_shared(self, node: fx.Node) -> bool:
         return not self.lineages[node].sources and isinstance(self.values[node], fx.Node)
 
-    def forget(self, *nodes: fx.Node) -> None:
-        """Drops what was noted of ops that are needed no longer."""
-        names = {n.name for n in nodes}
-        self.entries = [e for e in self.entries if e.node not in names]
+    def constant(self, node: fx.Node) -> torch.Tensor | None:
+        """The value of a node of the original that depends on constants only, else None."""
+        if node.op == "placeholder":
+            return self._constants.get(node.name)
+        if node.op != "call_function" or torch.Tag.nondeterministic_seeded in getattr(
+            node.target, "tags", ()
+        ):
+            return None
+        inputs = {n: self.constant(n) for n in node.all_input_nodes}
+        if any(v is None for v in inputs.values()):
+            return None
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), inputs.__getitem__)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
 
-    def _note(self, action: str, node: fx.Node, reason: str) -> None:
+    def new_constant(self, tensor: torch.Tensor) -> fx.Node:
+        """A constant of the new program."""
+        for node, known in self.new_constants.items():
+            if torch.equal(known, tensor):
+                return node
+        graph = self.builder.graph
+        assert self._first_input is not None
+        with graph.inserting_before(self._first_input):
+            node = graph.placeholder(f"ikbo_index_{len(self.new_constants)}")
+        node.meta["val"] = self.builder.fake_mode.from_tensor(tensor)
+        self.new_constants[node] = tensor
+        return node
+
+    def note(self, action: str, node: fx.Node, reason: str) -> None:
         lineage = self.lineages.get(node)
         text = "" if lineage is None else str(lineage)
-        self.entries.append(Entry(action, node.name, str(node.target), reason, text))
+        self._entries.append((Entry(action, node.name, str(node.target), reason, text), node))
 
     def _rewritten(self, node: fx.Node) -> Lazy:
         found = broadcast(node)
@@ -117,11 +157,10 @@ class Rewriter:
             gathered = self._gathered(node, found)
             if gathered is not None:
                 return gathered
-        rule = self._algebra.get(node.target)
-        done = None if rule is None else rule(self, node)
+        done = self._algebra(self, node)
         if done is not None:
             lazy, action, reason = done
-            self._note(action, node, reason)
+            self.note(action, node, reason)
             return lazy
         lazies = [n for n in node.all_input_nodes if not isinstance(self.values[n], fx.Node)]
         if not lazies:
@@ -134,20 +173,20 @@ class Rewriter:
             result, reason = self._sunk(node)
         except RefusedError as refused:
             return self._left(node, str(refused))
-        self._note("sunk", node, reason)
+        self.note("sunk", node, reason)
         return result
 
     def _left(self, node: fx.Node, reason: str) -> fx.Node:
-        self._note("left", node, reason)
+        self.note("left", node, reason)
         return self._copied(node)
 
     def _copied(self, node: fx.Node) -> fx.Node:
         copy = self.builder.graph.node_copy(node, self.plain)
-        copy.target = _any_strides(copy.target)
+        copy.target = any_strides(copy.target)
         if node.op == "output":
             for n in node.all_input_nodes:
                 if not isinstance(self.values[n], fx.Node):
-                    self._note("left", n, "it is an output of the program")
+                    self.note("left", n, "it is an output of the program")
         return copy
 
     # Copies of rows.
@@ -160,9 +199,9 @@ class Rewriter:
         if found.form is Form.INDEX and index and self.lineages[index].axis == context:
             return None  # rows of one batch in another order
         source = self.lazy(found.source)
-        if isinstance(source, Joined):
-            source = self.builder.node_of(source)
         if isinstance(source, Gathered) and not source.place.leading:
+            source = self.builder.node_of(source)
+        if not isinstance(source, Gathered):
             source = self.builder.node_of(source)
         of = source if isinstance(source, fx.Node) else self.builder.node_of(source)
         rows = self.builder.size(of)
@@ -177,7 +216,7 @@ class Rewriter:
             gathered = Gathered(source, RowMap(made, rows), Place())
         again = gathered in self._seen
         self._seen.add(gathered)
-        self._note("merged" if again else "broadcast", node, f"rows of {context}: {found.reason}")
+        self.note("merged" if again else "broadcast", node, f"rows of {context}: {found.reason}")
         return gathered
 
     def _map_node(self, node: fx.Node, found: Broadcast, rows: fx.Node | int) -> fx.Node | None:
@@ -224,7 +263,7 @@ class Rewriter:
         if node.target in SIZED:
             size = self.builder.product(place.outer, rows.rows, place.inner)
             positional = self._with_size(node, place.dim, size)
-        call = self.builder.call(_any_strides(node.target), *positional, **keywords)
+        call = self.builder.call(any_strides(node.target), *positional, **keywords)
         return Gathered(call, rows, place), reason
 
     def _copied_arguments(self, node: fx.Node) -> tuple[dict[fx.Node, Place], RowMap]:
@@ -235,8 +274,8 @@ class Rewriter:
             if isinstance(lazy, Gathered):
                 places[n] = lazy.place
                 maps.append(lazy.map)
-            elif isinstance(lazy, Joined):
-                raise RefusedError("no rule for a concatenation of different rows in it")
+            elif not isinstance(lazy, fx.Node):
+                raise RefusedError("no rule for parts that are not joined yet in it")
             elif is_tensor(n) and self.lineages[n].sources:
                 if _is_elementwise(node):
                     raise RefusedError("an element-wise join with other rows, one read each")
@@ -247,7 +286,7 @@ class Rewriter:
 
     def _source_or_shared(self, node: fx.Node) -> fx.Node:
         lazy = self.values[node]
-        assert not isinstance(lazy, Joined)
+        assert isinstance(lazy, (fx.Node, Gathered))
         return lazy.source if isinstance(lazy, Gathered) else lazy
 
     def _with_size(self, node: fx.Node, dim: int, size: fx.Node | int) -> tuple[Any, ...]:
@@ -277,7 +316,7 @@ class Rewriter:
         return self.builder.call(aten.sym_size.int, lazy.map.node, 0)
 
 
-def _any_strides(target: Any) -> Any:
+def any_strides(target: Any) -> Any:
     """reshape for view: a value may now lie in memory in another order than in the original."""
     return aten.reshape.default if target in VIEWS else target
 

@@ -7,6 +7,7 @@ read through a map, or parts that are to be joined. Only `Builder.node_of` makes
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any, Union
@@ -36,20 +37,69 @@ class Gathered:
     place: Place
 
 
+Part = Union[fx.Node, Gathered]  # noqa: UP007  (fx.Node | "..." fails at run time)
+Range = tuple[int, int]  # from, to
+
+
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """``cat(parts, dim)``, not yet made."""
+    """``cat(parts, dim)``, not yet made; or, with ``columns``, the same in another order.
 
-    parts: tuple[fx.Node | Gathered, ...]
+    Attributes:
+        columns: for each part the ranges along ``dim`` in which its columns stand, in their order.
+    """
+
+    parts: tuple[Part, ...]
     dim: int
+    columns: tuple[tuple[Range, ...], ...] | None = None
 
     @property
     def sizes(self) -> list[Any]:
         """The parts' sizes along ``dim``."""
         return [shape_of(p)[self.dim] for p in self.parts]
 
+    @property
+    def ranges(self) -> tuple[tuple[Range, ...], ...]:
+        """``columns``, also where the parts stand one after another."""
+        if self.columns is not None:
+            return self.columns
+        stops = list(itertools.accumulate(self.sizes))
+        starts = [0, *stops[:-1]]
+        return tuple(((a, b),) for a, b in zip(starts, stops, strict=True))
 
-Lazy = Union[fx.Node, Gathered, Joined]  # noqa: UP007  (fx.Node | "..." fails at run time)
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A product of joined rows and joined columns, ``[rows, F, G]``, in blocks of dims 1 and 2."""
+
+    blocks: tuple[tuple[Part, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Jagged:
+    """Rows of different lengths one after another, whole rows of ``values`` read through a map.
+
+    Attributes:
+        values: the source's.
+        lengths: the rows' lengths, read in the same way.
+        plain: the value itself.
+    """
+
+    values: fx.Node
+    lengths: Gathered
+    plain: fx.Node
+
+
+@dataclasses.dataclass(frozen=True)
+class Offsets:
+    """Where the rows of a Jagged value begin; if ``whole``, the end of the last too."""
+
+    lengths: Gathered
+    whole: bool
+    plain: fx.Node
+
+
+Lazy = Union[fx.Node, Gathered, Joined, Grid, Jagged, Offsets]  # noqa: UP007
 
 
 def shape_of(lazy: fx.Node | Gathered) -> tuple[Any, ...]:
@@ -62,10 +112,10 @@ class Builder:
 
     def __init__(self, fake_mode: Any) -> None:
         self.graph = fx.Graph()
-        self._fake_mode = fake_mode
+        self.fake_mode = fake_mode
         self._made: dict[Any, fx.Node] = {}
         self._sizes: dict[Any, fx.Node] = {}
-        self._copies: dict[fx.Node, fx.Node] = {}
+        self._copies: dict[fx.Node, Gathered] = {}
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """A deterministic op on nodes and constants."""
@@ -76,7 +126,7 @@ class Builder:
             known = [value(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
             fake_args, fake_kwargs = pytree.tree_unflatten(known, spec)
             # The dispatcher with which export traces: others take some sizes as constants.
-            with self._fake_mode, enable_python_dispatcher(), torch.no_grad():
+            with self.fake_mode, enable_python_dispatcher(), torch.no_grad():
                 node.meta["val"] = target(*fake_args, **fake_kwargs)
             self._made[key] = node
         return self._made[key]
@@ -108,15 +158,39 @@ class Builder:
         if isinstance(lazy, fx.Node):
             return lazy
         if isinstance(lazy, Joined):
-            return self.call(aten.cat.default, [self.node_of(p) for p in lazy.parts], lazy.dim)
+            return self._cat_of(lazy)
+        if isinstance(lazy, Grid):
+            rows = [self.call(aten.cat.default, [self.node_of(b) for b in row], 2)
+                    for row in lazy.blocks]  # fmt: skip
+            return self.call(aten.cat.default, rows, 1)
+        if isinstance(lazy, (Jagged, Offsets)):
+            return lazy.plain
         index = self._index(lazy.map, lazy.place)
         copy = self.call(aten.index_select.default, lazy.source, lazy.place.dim, index)
-        self._copies[copy] = lazy.source
+        self._copies[copy] = lazy
         return copy
+
+    def _cat_of(self, joined: Joined) -> fx.Node:
+        parts, dim = [self.node_of(p) for p in joined.parts], joined.dim
+        if joined.columns is None:
+            return self.call(aten.cat.default, parts, dim)
+        pieces: list[tuple[int, fx.Node]] = []
+        for part, ranges in zip(parts, joined.columns, strict=True):
+            taken = 0
+            for a, b in ranges:
+                piece = self.call(aten.slice.Tensor, part, dim, taken, taken + b - a)
+                pieces.append((a, piece))
+                taken += b - a
+        ordered = [piece for _, piece in sorted(pieces, key=lambda p: p[0])]
+        return self.call(aten.cat.default, ordered, dim)
+
+    def copy_of(self, node: fx.Node) -> Gathered | None:
+        """What a node copies the rows of, if it is such a copy."""
+        return self._copies.get(node)
 
     def copies(self) -> list[tuple[fx.Node, fx.Node]]:
         """The copies of rows in the graph as it is now, each with its source."""
-        return [(n, self._copies[n]) for n in self.graph.nodes if n in self._copies]
+        return [(n, self._copies[n].source) for n in self.graph.nodes if n in self._copies]
 
     def _index(self, rows: RowMap, place: Place) -> fx.Node:
         """The map for a dimension of size outer * rows * inner."""

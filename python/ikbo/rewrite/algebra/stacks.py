@@ -1,0 +1,203 @@
+"""(c) Products among stacked rows split into blocks: FM and dot interactions, Wukong's FM.
+
+Of the rows of users and candidates, stacked ``[u; c]``, the product with their transpose has the
+blocks ``u u'`` (once a user), ``u c'`` and ``c c'``; a sum over the stack is the sum of sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..engine import Done, Rewriter
+from ..rules import Place, aten, named_arguments, same, value
+from ..values import Gathered, Grid, Joined, Part, Range
+from .registry import algebra_for
+
+BLOCKS = "a product of stacked rows has a block for each pair of parts"
+MIXED = "a product of copied rows with rows of others, which no op reads through the map"
+
+
+@algebra_for(aten.matmul.default, aten.bmm.default)
+def product(r: Rewriter, node: fx.Node) -> Done | None:
+    """``a @ b`` where a's rows, b's columns, or what is summed over, are stacked."""
+    left, right = node.args[:2]
+    assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
+    if value(left).dim() != 3 or value(right).dim() != 3:
+        return None
+    a, b = r.lazy(left), r.lazy(right)
+    joined_a, joined_b = (x.dim if isinstance(x, Joined) else 0 for x in (a, b))
+    if joined_a == 2 and joined_b == 1:
+        return _summed(r, a, b)
+    if joined_a == 2 or joined_b == 1 or joined_a + joined_b == 0:
+        return None
+    rows = a.parts if isinstance(a, Joined) else (_part(r, left),)
+    columns = b.parts if isinstance(b, Joined) else (_part(r, right),)
+    if any(p is None for p in (*rows, *columns)):
+        return None
+    if any(isinstance(x, Joined) and x.columns is not None for x in (a, b)):
+        return None
+    symmetric = _transpose_of(a, b)
+    blocks: list[list[Part]] = []
+    for i, row in enumerate(rows):
+        blocks.append([])
+        for j, column in enumerate(columns):
+            if symmetric and j < i:
+                blocks[i].append(_on_source(r, blocks[j][i], aten.permute.default, [0, 2, 1]))
+            else:
+                blocks[i].append(_block(r, node, row, column))
+    if joined_a and joined_b:
+        return Grid(tuple(map(tuple, blocks))), "split", BLOCKS
+    parts = [block for row in blocks for block in row]
+    return Joined(tuple(parts), 1 if joined_a else 2), "split", BLOCKS
+
+
+def _part(r: Rewriter, node: fx.Node) -> Part | None:
+    lazy = r.lazy(node)
+    if isinstance(lazy, Gathered):
+        return lazy if lazy.place.leading else None
+    return lazy if isinstance(lazy, fx.Node) else None
+
+
+def _on_source(r: Rewriter, part: Part, op: Any, *args: Any) -> Part:
+    if isinstance(part, Gathered):
+        return Gathered(r.builder.call(op, part.source, *args), part.map, part.place)
+    return r.builder.call(op, part, *args)
+
+
+def _block(r: Rewriter, node: fx.Node, a: Part, b: Part) -> Part:
+    if isinstance(a, Gathered) and isinstance(b, Gathered) and a.map == b.map:
+        return Gathered(r.builder.call(aten.matmul.default, a.source, b.source), a.map, Place())
+    if isinstance(a, Gathered) or isinstance(b, Gathered):
+        r.note("left", node, MIXED)
+    return r.builder.call(aten.matmul.default, r.builder.node_of(a), r.builder.node_of(b))
+
+
+def _transpose_of(a: Any, b: Any) -> bool:
+    """Whether b's parts are the transposes of a's."""
+    if not (isinstance(a, Joined) and isinstance(b, Joined)) or len(a.parts) != len(b.parts):
+        return False
+
+    def transposed(x: Part, y: Part) -> bool:
+        if isinstance(x, Gathered) and isinstance(y, Gathered):
+            return x.map == y.map and transposed(x.source, y.source)
+        if not (isinstance(x, fx.Node) and isinstance(y, fx.Node)):
+            return False
+        pairs = ((x, y), (y, x))
+        return any(t.target in (aten.transpose.int, aten.permute.default) and t.args[0] is of
+                   for of, t in pairs)  # fmt: skip
+
+    return all(transposed(x, y) for x, y in zip(a.parts, b.parts, strict=True))
+
+
+def _summed(r: Rewriter, a: Joined, b: Joined) -> Done | None:
+    """``[u c] @ [v; d]`` is ``u @ v + c @ d``."""
+    if a.ranges != b.ranges or len(a.parts) != len(b.parts):
+        return None
+    total: fx.Node | None = None
+    for x, y in zip(a.parts, b.parts, strict=True):
+        if isinstance(x, Gathered) != isinstance(y, Gathered):
+            return None
+        if isinstance(x, Gathered) and isinstance(y, Gathered):
+            if x.map != y.map:
+                return None
+            once = r.builder.call(aten.matmul.default, x.source, y.source)
+            piece = r.builder.node_of(Gathered(once, x.map, Place()))
+        else:
+            piece = r.builder.call(aten.matmul.default, x, y)
+        total = piece if total is None else r.builder.call(aten.add.Tensor, total, piece)
+    assert total is not None
+    return total, "split", "a product over stacked rows is the sum of the products of its parts"
+
+
+@algebra_for(aten.sum.dim_IntList, aten.mean.dim)
+def reduction(r: Rewriter, node: fx.Node) -> Done | None:
+    """A sum or mean over the stacked dimension."""
+    joined, named = r.lazy(node.args[0]), named_arguments(node)
+    rank = value(node.args[0]).dim()
+    if not isinstance(joined, Joined) or named["dtype"] is not None or joined.dim == 0:
+        return None
+    if not named["dim"] or [d % rank for d in named["dim"]] != [joined.dim]:
+        return None
+    size, total = sum(joined.sizes), None
+    for part, its in zip(joined.parts, joined.sizes, strict=True):
+        reduced = _on_source(r, part, node.target, [joined.dim], named["keepdim"])
+        if node.target is aten.mean.dim:
+            reduced = _on_source(r, reduced, aten.mul.Tensor, its / size)
+        piece = r.builder.node_of(reduced)
+        total = piece if total is None else r.builder.call(aten.add.Tensor, total, piece)
+    assert total is not None
+    return total, "split", "a sum over stacked rows is the sum of the sums of its parts"
+
+
+@algebra_for(aten.index.Tensor)
+def pairs(r: Rewriter, node: fx.Node) -> Done | None:
+    """``grid[:, i, j]`` with indices known now: each pair from its block, in the same order."""
+    grid, indices = r.lazy(node.args[0]), named_arguments(node)["indices"]
+    if not isinstance(grid, Grid) or len(indices) != 3 or indices[0] is not None:
+        return None
+    known = [r.constant(i) for i in indices[1:]]
+    if any(k is None or k.dim() != 1 or k.dtype is torch.bool for k in known):
+        return None
+    lines, columns = (k.tolist() for k in known if isinstance(k, Tensor))
+    if len(lines) != len(columns) or not lines:
+        return None
+    heights = [_size(row[0], 1) for row in grid.blocks]
+    widths = [_size(block, 2) for block in grid.blocks[0]]
+    chosen: dict[tuple[int, int], tuple[list[int], list[int], list[Range]]] = {}
+    for at, (line, column) in enumerate(zip(lines, columns, strict=True)):
+        bi, i = _within(heights, line)
+        bj, j = _within(widths, column)
+        of_line, of_column, ranges = chosen.setdefault((bi, bj), ([], [], []))
+        of_line.append(i)
+        of_column.append(j)
+        if ranges and ranges[-1][1] == at:
+            ranges[-1] = (ranges[-1][0], at + 1)
+        else:
+            ranges.append((at, at + 1))
+    parts = []
+    for (bi, bj), (of_line, of_column, _) in chosen.items():
+        block = _on_source(r, grid.blocks[bi][bj], aten.flatten.using_ints, 1, 2)
+        flat = [i * widths[bj] + j for i, j in zip(of_line, of_column, strict=True)]
+        index = r.new_constant(torch.tensor(flat, device=value(node).device))
+        parts.append(_on_source(r, block, aten.index_select.default, 1, index))
+    ranges = tuple(tuple(c[2]) for c in chosen.values())
+    return Joined(tuple(parts), 1, ranges), "split", "takes each pair from its block"
+
+
+@algebra_for(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+def flat_grid(r: Rewriter, node: fx.Node) -> Done | None:
+    """``grid.flatten(1)``: each line of each block stands in a place of its own."""
+    grid = r.lazy(node.args[0])
+    shape, out = value(node.args[0]).shape, value(node).shape
+    if not isinstance(grid, Grid) or len(out) != 2 or not same(shape[0], out[0]):
+        return None
+    width, begin = int(shape[2]), 0
+    parts: list[Part] = []
+    ranges: list[tuple[Range, ...]] = []
+    for row in grid.blocks:
+        height, left = _size(row[0], 1), 0
+        for block in row:
+            n = _size(block, 2)
+            parts.append(_on_source(r, block, aten.flatten.using_ints, 1, 2))
+            starts = [begin + i * width + left for i in range(height)]
+            ranges.append(tuple((s, s + n) for s in starts))
+            left += n
+        begin += height * width
+    return Joined(tuple(parts), 1, tuple(ranges)), "split", "flattens each block"
+
+
+def _size(part: Part, dim: int) -> int:
+    return int(value(part.source if isinstance(part, Gathered) else part).shape[dim])
+
+
+def _within(sizes: list[int], index: int) -> tuple[int, int]:
+    """Which of blocks of these sizes an index falls in, and where in it."""
+    index += sum(sizes) if index < 0 else 0
+    for i, size in enumerate(sizes):
+        if index < size:
+            return i, index
+        index -= size
+    raise IndexError("ikbo.rewrite: expected an index within the product that it is taken of.")
