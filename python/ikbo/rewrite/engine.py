@@ -54,6 +54,8 @@ class Entry:
 
 Done = tuple[Lazy, str, str]  # the new value, what was done, why
 Algebra = Callable[["Rewriter", fx.Node], Done | None]
+# Ops that take a concatenation of no copies apart, too.
+KEEPING = {op for op, rule in RULES.items() if rule.reason == "element-wise"}
 SIZED = (*VIEWS, aten.expand.default)
 
 
@@ -142,7 +144,7 @@ class Rewriter:
         assert self._first_input is not None
         with graph.inserting_before(self._first_input):
             node = graph.placeholder(f"ikbo_index_{len(self.new_constants)}")
-        node.meta["val"] = self.builder.fake_mode.from_tensor(tensor)
+        node.meta["val"] = self.builder.fake_mode.from_tensor(tensor, static_shapes=True)
         self.new_constants[node] = tensor
         return node
 
@@ -157,6 +159,14 @@ class Rewriter:
             gathered = self._gathered(node, found)
             if gathered is not None:
                 return gathered
+        for n in node.all_input_nodes:
+            lazy = self.values[n]
+            if (
+                isinstance(lazy, Joined)
+                and not any(isinstance(p, Gathered) for p in lazy.parts)
+                and node.target not in KEEPING
+            ):
+                self.values[n] = self.builder.node_of(lazy)
         done = self._algebra(self, node)
         if done is not None:
             lazy, action, reason = done

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 
 from ..engine import Done, Rewriter
 from ..rules import aten, named_arguments
 from .registry import algebra_for, ikbo
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[Any, str] = {
     aten.relu.default: "relu",
     aten.silu.default: "silu",
     aten.gelu.default: "gelu",

@@ -75,5 +75,4 @@ def attended(r: Rewriter, node: fx.Node) -> Done | None:
     key = transposed.args[0]
     if not equal_shapes(tuple(value(key).shape[:2]), tuple(value(query).shape[:2])):
         return None
-    done = _candidate_attention(r, query, r.lazy(query), r.lazy(key), r.lazy(v), scale)
-    return done
+    return _candidate_attention(r, query, r.lazy(query), r.lazy(key), r.lazy(v), scale)

@@ -44,9 +44,7 @@ def einsum(r: Rewriter, node: fx.Node) -> Done | None:
     return None if form is None else (form, "split", REASON)
 
 
-def _contracted(
-    r: Rewriter, equation: str, operands: list[object], output: str
-) -> fx.Node | None:
+def _contracted(r: Rewriter, equation: str, operands: list[object], output: str) -> fx.Node | None:
     """First the copied rows with the weights, then the result with the rest."""
     terms = equation.partition("->")[0].split(",")
     once: list[tuple[str, fx.Node]] = []

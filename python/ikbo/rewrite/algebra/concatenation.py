@@ -10,8 +10,19 @@ import torch
 from torch import fx
 
 from ..engine import SIZED, Done, Rewriter, any_strides, equal_shapes
-from ..rules import Place, RefusedError, aten, is_tensor, named_arguments, place_of_result, value
-from ..values import Gathered, Joined, Part
+from ..rules import (
+    ALL,
+    RULES,
+    Place,
+    RefusedError,
+    aten,
+    is_tensor,
+    named_arguments,
+    place_of_result,
+    same,
+    value,
+)
+from ..values import Gathered, Grid, Joined, Part
 from .registry import algebra_for
 
 
@@ -98,13 +109,81 @@ def on_parts(r: Rewriter, node: fx.Node) -> Done | None:
 
 def _alike(a: Joined, b: Joined) -> bool:
     """Whether two concatenations have the same parts, of the same rows, in the same places."""
-    if a.dim != b.dim or a.ranges != b.ranges:
-        return False
-    return all(
+    return same_places(a, b) and all(
         x.map == y.map if isinstance(x, Gathered) and isinstance(y, Gathered)
         else isinstance(x, fx.Node) and isinstance(y, fx.Node)
         for x, y in zip(a.parts, b.parts, strict=True)
     )  # fmt: skip
+
+
+def same_places(a: Joined, b: Joined) -> bool:
+    """Whether two concatenations have parts of the same sizes in the same places."""
+    return a.dim == b.dim and a.ranges == b.ranges
+
+
+@algebra_for(*(op for op, rule in RULES.items() if rule.reason == "element-wise"))
+def elementwise(r: Rewriter, node: fx.Node) -> Done | None:
+    """An element-wise op of a concatenation and other values, on each part."""
+    tensors = [n for n in node.all_input_nodes if is_tensor(n)]
+    joined = {n: lazy for n in tensors if isinstance(lazy := r.values[n], Joined)}
+    if not joined or len(tensors) != len(node.all_input_nodes):
+        return None
+    first, rank = next(iter(joined.values())), value(node).dim()
+    if first.columns is not None or not equal_shapes(
+        tuple(value(next(iter(joined))).shape), tuple(value(node).shape)
+    ):
+        return None
+    for n in tensors:
+        lazy = r.values[n]
+        if isinstance(lazy, Joined):
+            if value(n).dim() != rank or not same_places(first, lazy):
+                return None
+        elif isinstance(lazy, Gathered):
+            if value(n).dim() != rank or not lazy.place.leading:
+                return None
+        elif not isinstance(lazy, fx.Node):
+            return None
+
+    def operand(n: fx.Node, i: int) -> Part:
+        lazy = r.values[n]
+        if isinstance(lazy, Joined):
+            return lazy.parts[i]
+        assert isinstance(lazy, (fx.Node, Gathered))
+        source = lazy.source if isinstance(lazy, Gathered) else lazy
+        dim, ((a, b),) = first.dim - rank + value(source).dim(), first.ranges[i]
+        if dim >= 0 and not same(value(source).shape[dim], 1):
+            source = r.builder.call(aten.slice.Tensor, source, dim, a, b)
+        return Gathered(source, lazy.map, lazy.place) if isinstance(lazy, Gathered) else source
+
+    joins = False
+    parts: list[Part] = []
+    for i in range(len(first.parts)):
+        operands = {n: operand(n, i) for n in tensors}
+        maps = {p.map for p in operands.values() if isinstance(p, Gathered)}
+        rows = [n for n, p in operands.items() if isinstance(p, fx.Node) and not r.is_shared(n)]
+        if len(maps) == 1 and not rows and _shared_alike(r, node, operands):
+            nodes = {n: p.source if isinstance(p, Gathered) else p for n, p in operands.items()}
+            parts.append(Gathered(_call(r, node, nodes), maps.pop(), Place()))
+        else:
+            joins = joins or bool(maps)
+            nodes = {n: r.builder.node_of(p) for n, p in operands.items()}
+            parts.append(_call(r, node, nodes))
+    result = Joined(tuple(parts), first.dim)
+    if joins:
+        return result, "left", "an element-wise join with other rows, one read each"
+    return result, "sunk", "element-wise, on each part of a concatenation"
+
+
+def _shared_alike(r: Rewriter, node: fx.Node, operands: dict[fx.Node, Part]) -> bool:
+    """Whether what is shared is the same for all rows: nothing of it stands along dimension 0."""
+    rank = value(node).dim()
+    return all(value(p).dim() < rank or same(value(p).shape[0], 1)
+               for p in operands.values() if isinstance(p, fx.Node))  # fmt: skip
+
+
+def _call(r: Rewriter, node: fx.Node, nodes: dict[fx.Node, fx.Node]) -> fx.Node:
+    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), nodes.__getitem__)
+    return r.builder.call(any_strides(node.target), *args, **kwargs)
 
 
 @algebra_for(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -136,6 +215,9 @@ def columns(r: Rewriter, node: fx.Node) -> Done | None:
     """Columns of a concatenation that lie in whole parts or in a part of one."""
     joined, named = r.lazy(node.args[0]), named_arguments(node)
     rank = value(node.args[0]).dim()
+    everything = named["start"] in (0, None) and named["end"] in (None, ALL) and named["step"] == 1
+    if isinstance(joined, (Joined, Grid)) and everything:
+        return joined, "sunk", "takes everything"
     if not isinstance(joined, Joined) or named["dim"] % rank != joined.dim or named["step"] != 1:
         return None
     size = sum(joined.sizes)

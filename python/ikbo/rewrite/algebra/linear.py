@@ -186,7 +186,8 @@ def _half(r: Rewriter, terms: list[_Term], dim: int, weight: fx.Node) -> _Half:
     by_x: dict[fx.Node, list[_Term]] = {}
     for term in terms:
         by_x.setdefault(term.x, []).append(term)
-    nodes, weights, plain, width = list(by_x), [], [], 0
+    nodes, weights, width = list(by_x), [], 0
+    plain: list[Range] = []
     for same_x in by_x.values():
         width += sum(b - a for a, b in same_x[0].columns)
         if len(same_x) == 1 and same_x[0].sign == 1:
@@ -276,7 +277,7 @@ def _sum(r: Rewriter, pieces: list[fx.Node]) -> fx.Node:
 def _same_shape(new: fx.Node, old: fx.Node) -> bool:
     a, b = value(new).shape, value(old).shape
     return len(a) == len(b) and all(
-        same(x, y) or not (isinstance(x, int) and isinstance(y, int)) and not same(x, 1)
+        same(x, y) or (not (isinstance(x, int) and isinstance(y, int)) and not same(x, 1))
         for x, y in zip(a, b, strict=True)
     )
 

@@ -6,6 +6,7 @@ blocks ``u u'`` (once a user), ``u c'`` and ``c c'``; a sum over the stack is th
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, fx
 
 from ..engine import Done, Rewriter
 from ..rules import Place, aten, named_arguments, same, value
-from ..values import Gathered, Grid, Joined, Part, Range
+from ..values import Gathered, Grid, Joined, Lazy, Part, Range
 from .registry import algebra_for
 
 BLOCKS = "a product of stacked rows has a block for each pair of parts"
@@ -29,15 +30,14 @@ def product(r: Rewriter, node: fx.Node) -> Done | None:
         return None
     a, b = r.lazy(left), r.lazy(right)
     joined_a, joined_b = (x.dim if isinstance(x, Joined) else 0 for x in (a, b))
-    if joined_a == 2 and joined_b == 1:
+    if isinstance(a, Joined) and isinstance(b, Joined) and (a.dim, b.dim) == (2, 1):
         return _summed(r, a, b)
     if joined_a == 2 or joined_b == 1 or joined_a + joined_b == 0:
         return None
-    rows = a.parts if isinstance(a, Joined) else (_part(r, left),)
-    columns = b.parts if isinstance(b, Joined) else (_part(r, right),)
-    if any(p is None for p in (*rows, *columns)):
-        return None
     if any(isinstance(x, Joined) and x.columns is not None for x in (a, b)):
+        return None
+    rows, columns = (_merged(r, x) for x in (a, b))
+    if not rows or not columns:
         return None
     symmetric = _transpose_of(a, b)
     blocks: list[list[Part]] = []
@@ -54,11 +54,19 @@ def product(r: Rewriter, node: fx.Node) -> Done | None:
     return Joined(tuple(parts), 1 if joined_a else 2), "split", BLOCKS
 
 
-def _part(r: Rewriter, node: fx.Node) -> Part | None:
-    lazy = r.lazy(node)
+def _merged(r: Rewriter, lazy: Lazy) -> list[Part]:
+    """The parts, those of the same rows beside each other in one."""
+    if isinstance(lazy, Joined):
+        groups = itertools.groupby(lazy.parts, lambda p: getattr(p, "map", None))
+        merged: list[Part] = []
+        for rows, group in groups:
+            nodes = [p.source if isinstance(p, Gathered) else p for p in group]
+            one = nodes[0] if len(nodes) == 1 else r.builder.call(aten.cat.default, nodes, lazy.dim)
+            merged.append(one if rows is None else Gathered(one, rows, Place()))
+        return merged
     if isinstance(lazy, Gathered):
-        return lazy if lazy.place.leading else None
-    return lazy if isinstance(lazy, fx.Node) else None
+        return [lazy] if lazy.place.leading else []
+    return [lazy] if isinstance(lazy, fx.Node) else []
 
 
 def _on_source(r: Rewriter, part: Part, op: Any, *args: Any) -> Part:
@@ -163,8 +171,8 @@ def pairs(r: Rewriter, node: fx.Node) -> Done | None:
         flat = [i * widths[bj] + j for i, j in zip(of_line, of_column, strict=True)]
         index = r.new_constant(torch.tensor(flat, device=value(node).device))
         parts.append(_on_source(r, block, aten.index_select.default, 1, index))
-    ranges = tuple(tuple(c[2]) for c in chosen.values())
-    return Joined(tuple(parts), 1, ranges), "split", "takes each pair from its block"
+    its = tuple(tuple(c[2]) for c in chosen.values())
+    return Joined(tuple(parts), 1, its), "split", "takes each pair from its block"
 
 
 @algebra_for(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
