@@ -29,7 +29,7 @@ class DCNv2(nn.Module):
     already.
     """
 
-    def __init__(self, sizes: Sizes, layers: int = 2, rank: int | None = 128) -> None:
+    def __init__(self, sizes: Sizes, layers: int = 2, rank: int | None = 64) -> None:
         super().__init__()
         self.user, self.candidate = (
             Features(n, sizes) for n in (sizes.user_features, sizes.candidate_features)

@@ -34,14 +34,14 @@ class Wukong(nn.Module):
     Without ``user_index`` the user's ids have a row for each candidate already.
     """
 
-    def __init__(self, sizes: Sizes, layers: int = 2, n_out: int = 16, rank: int = 24) -> None:
+    def __init__(self, sizes: Sizes, layers: int = 2, n_out: int = 8, rank: int = 16) -> None:
         super().__init__()
         self.user, self.candidate = (
             Features(n, sizes) for n in (sizes.user_features, sizes.candidate_features)
         )
         n_in = [sizes.features] + [2 * n_out] * (layers - 1)
         self.layers = nn.Sequential(
-            *(WukongLayer(n, n_out, sizes.dim, rank, sizes.mlp[1]) for n in n_in)
+            *(WukongLayer(n, n_out, sizes.dim, rank, sizes.mlp[-1]) for n in n_in)
         )
         self.mlp = mlp(2 * n_out * sizes.dim, sizes.mlp)
 

@@ -14,10 +14,11 @@ from torch import Tensor, fx
 
 from ..engine import Done, Rewriter
 from ..rules import Place, aten, named_arguments, same, value
-from ..values import Gathered, Grid, Joined, Lazy, Part, Range
+from ..values import Gathered, Grid, Joined, Lazy, Part, Range, RowMap
 from .registry import algebra_for
 
 BLOCKS = "a product of stacked rows has a block for each pair of parts"
+PAIRS = "takes each pair from its block"
 MIXED = "a product of copied rows with rows of others, which no op reads through the map"
 
 
@@ -76,11 +77,24 @@ def _on_source(r: Rewriter, part: Part, op: Any, *args: Any) -> Part:
 
 
 def _block(r: Rewriter, node: fx.Node, a: Part, b: Part) -> Part:
+    call = r.builder.call
     if isinstance(a, Gathered) and isinstance(b, Gathered) and a.map == b.map:
-        return Gathered(r.builder.call(aten.matmul.default, a.source, b.source), a.map, Place())
-    if isinstance(a, Gathered) or isinstance(b, Gathered):
-        r.note("left", node, MIXED)
-    return r.builder.call(aten.matmul.default, r.builder.node_of(a), r.builder.node_of(b))
+        return Gathered(call(aten.matmul.default, a.source, b.source), a.map, Place())
+    if not isinstance(a, Gathered) and not isinstance(b, Gathered):
+        return call(aten.matmul.default, a, b)
+    r.note("left", node, MIXED)
+    if isinstance(a, fx.Node) or value(node).device.type != "cpu":
+        return call(aten.matmul.default, r.builder.node_of(a), r.builder.node_of(b))
+    # On a CPU the copy is made piece by piece, each as large as what the candidates bring, so that
+    # the pieces stay in the cache and memory's peak low; on a GPU further launches would cost more.
+    other, n = r.builder.node_of(b), int(value(a.source).shape[1])
+    step = max(1, min(int(s) for s in (*value(other).shape[1:], n)))
+    pieces = [
+        call(aten.matmul.default, r.builder.node_of(Gathered(part, a.map, Place())), other)
+        for part in (call(aten.slice.Tensor, a.source, 1, i, min(i + step, n))
+                     for i in range(0, n, step))
+    ]  # fmt: skip
+    return pieces[0] if len(pieces) == 1 else call(aten.cat.default, pieces, 1)
 
 
 def _transpose_of(a: Any, b: Any) -> bool:
@@ -154,25 +168,36 @@ def pairs(r: Rewriter, node: fx.Node) -> Done | None:
         return None
     heights = [_size(row[0], 1) for row in grid.blocks]
     widths = [_size(block, 2) for block in grid.blocks[0]]
-    chosen: dict[tuple[int, int], tuple[list[int], list[int], list[Range]]] = {}
+    # The blocks of the same rows side by side, so that their pairs keep the order they had: mostly
+    # they meet columns of the next weight that lie together.
+    groups: dict[RowMap | None, dict[tuple[int, int], int]] = {}
+    chosen: dict[RowMap | None, list[int]] = {}
+    ranges: dict[RowMap | None, list[Range]] = {}
     for at, (line, column) in enumerate(zip(lines, columns, strict=True)):
-        bi, i = _within(heights, line)
-        bj, j = _within(widths, column)
-        of_line, of_column, ranges = chosen.setdefault((bi, bj), ([], [], []))
-        of_line.append(i)
-        of_column.append(j)
-        if ranges and ranges[-1][1] == at:
-            ranges[-1] = (ranges[-1][0], at + 1)
+        (bi, i), (bj, j) = _within(heights, line), _within(widths, column)
+        rows = getattr(grid.blocks[bi][bj], "map", None)
+        begins = groups.setdefault(rows, {})
+        if (bi, bj) not in begins:
+            begins[bi, bj] = sum(heights[x] * widths[y] for x, y in begins)
+        chosen.setdefault(rows, []).append(begins[bi, bj] + i * widths[bj] + j)
+        its = ranges.setdefault(rows, [])
+        if its and its[-1][1] == at:
+            its[-1] = (its[-1][0], at + 1)
         else:
-            ranges.append((at, at + 1))
-    parts = []
-    for (bi, bj), (of_line, of_column, _) in chosen.items():
-        block = _on_source(r, grid.blocks[bi][bj], aten.flatten.using_ints, 1, 2)
-        flat = [i * widths[bj] + j for i, j in zip(of_line, of_column, strict=True)]
-        index = r.new_constant(torch.tensor(flat, device=value(node).device))
-        parts.append(_on_source(r, block, aten.index_select.default, 1, index))
-    its = tuple(tuple(c[2]) for c in chosen.values())
-    return Joined(tuple(parts), 1, its), "split", "takes each pair from its block"
+            its.append((at, at + 1))
+    parts: list[Part] = []
+    for rows, begins in groups.items():
+        flat = [_source(_on_source(r, grid.blocks[i][j], aten.flatten.using_ints, 1, 2))
+                for i, j in begins]  # fmt: skip
+        side = flat[0] if len(flat) == 1 else r.builder.call(aten.cat.default, flat, 1)
+        index = r.new_constant(torch.tensor(chosen[rows], device=value(node).device))
+        taken = r.builder.call(aten.index_select.default, side, 1, index)
+        parts.append(taken if rows is None else Gathered(taken, rows, Place()))
+    return Joined(tuple(parts), 1, tuple(map(tuple, ranges.values()))), "split", PAIRS
+
+
+def _source(part: Part) -> fx.Node:
+    return part.source if isinstance(part, Gathered) else part
 
 
 @algebra_for(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -198,7 +223,7 @@ def flat_grid(r: Rewriter, node: fx.Node) -> Done | None:
 
 
 def _size(part: Part, dim: int) -> int:
-    return int(value(part.source if isinstance(part, Gathered) else part).shape[dim])
+    return int(value(_source(part)).shape[dim])
 
 
 def _within(sizes: list[int], index: int) -> tuple[int, int]:
