@@ -34,7 +34,7 @@ def _targets(program: torch.export.ExportedProgram) -> list[str]:
 def _rewrite(model: nn.Module, *user_sizes: int) -> tuple[torch.export.ExportedProgram, Report]:
     program, report = ikbo.rewrite(model, _inputs(3, 7, *user_sizes), USER, ["candidate"])
     for n_users, n_candidates in ((3, 7), (5, 40), (1, 1), (1, 9), (6, 6), (9, 2)):
-        report.verify(*_inputs(n_users, n_candidates, *user_sizes))
+        report.verify(_inputs(n_users, n_candidates, *user_sizes))
     return program, report
 
 
@@ -241,7 +241,7 @@ def test_repeat_interleave_by_counts() -> None:
     _, report = ikbo.rewrite(Counts(), inputs([2, 0, 5]), contexts, ["candidate"])
     assert report.of("sunk"), str(report)
     for counts in ([2, 0, 5], [4], [1, 1, 1, 1], [0, 0, 9]):
-        report.verify(*inputs(counts))
+        report.verify(inputs(counts))
 
 
 class Repeats(nn.Module):
@@ -262,7 +262,7 @@ def test_a_fixed_number_of_candidates_per_user(form: str) -> None:
     contexts = {"user": ikbo.Context(inputs=["user"])}
     _, report = ikbo.rewrite(Repeats(form), (torch.randn(3, D),), contexts, [])
     assert len(report.of("sunk")) == 2, str(report)
-    report.verify(torch.randn(5, D))
+    report.verify((torch.randn(5, D),))
 
 
 def test_one_user_expanded() -> None:
@@ -281,13 +281,13 @@ def test_one_user_expanded() -> None:
     contexts = {"user": ikbo.Context(inputs=["user"])}
     _, report = ikbo.rewrite(exported, args, contexts, ["candidate"])
     assert report.of("replaced by concat_linear"), str(report)
-    report.verify(torch.randn(1, D), torch.randn(50, D))
+    report.verify((torch.randn(1, D), torch.randn(50, D)))
 
 
 def test_negative_indices_count_from_the_end_as_before() -> None:
     _, report = _rewrite(Tower().eval())
     user, candidate, _ = _inputs(4, 9)
-    report.verify(user, candidate, torch.randint(-4, 4, (9,)))
+    report.verify((user, candidate, torch.randint(-4, 4, (9,))))
 
 
 class TwoContexts(nn.Module):
@@ -322,7 +322,7 @@ def test_several_contexts_and_chained_maps() -> None:
     moved = [e for e in report.of("sunk") if "linear" in e.op]
     assert len(moved) == 1, str(report)
     for sizes in ((2, 3, 4, 9), (1, 1, 1, 1), (3, 8, 2, 50)):
-        report.verify(*inputs(*sizes))
+        report.verify(inputs(*sizes))
 
 
 class Copied(nn.Module):
@@ -374,7 +374,7 @@ def test_core_aten_programs() -> None:
     assert "aten.addmm.default" in _targets(core)
     _, report = ikbo.rewrite(core, args, USER, ["candidate"])
     assert report.of("replaced by concat_linear") and not report.copies, str(report)
-    report.verify(*_inputs(5, 40))
+    report.verify(_inputs(5, 40))
 
 
 def test_the_program_compiles_exports_and_saves(tmp_path: pathlib.Path) -> None:
@@ -402,7 +402,7 @@ def test_a_mutant_is_caught() -> None:
     finally:
         rules.RULES[cumsum] = kept
     with pytest.raises(AssertionError, match="error"):
-        report.verify(*_inputs(3, 7))
+        report.verify(_inputs(3, 7))
 
 
 def test_report_reads_as_a_page() -> None:

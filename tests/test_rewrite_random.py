@@ -37,7 +37,7 @@ def test_random_models(seed: int) -> None:
     model = RandomModel(seed).eval()
     _, report = ikbo.rewrite(model, _inputs(3, 7), USER, ["candidate"])
     for sizes in ((3, 7), (1, 1), (5, 23), (9, 4)):
-        report.verify(*_inputs(*sizes))
+        report.verify(_inputs(*sizes))
 
 
 @functools.cache
@@ -67,4 +67,4 @@ def test_any_shapes_and_maps(kind: str, data: st.DataObject) -> None:
     index = data.draw(st.lists(rows, min_size=1, max_size=30), label="map")
     torch.manual_seed(data.draw(st.integers(0, 99), label="seed"))
     user, candidate = torch.randn(n_users, *sizes), torch.randn(len(index), 8)
-    report.verify(user, candidate, torch.tensor(index))
+    report.verify((user, candidate, torch.tensor(index)))

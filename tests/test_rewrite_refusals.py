@@ -76,7 +76,7 @@ def test_stays(name: str) -> None:
     assert any(reason in e.reason for e in report.of("left")), str(report)
     assert report.copies
     for sizes in ((3, 7), (6, 6), (4, 20)):
-        report.verify(*_inputs(*sizes))
+        report.verify(_inputs(*sizes))
 
 
 def test_dropout_in_training_stays_and_in_eval_sinks() -> None:
@@ -111,10 +111,10 @@ def test_batch_norm_in_training_stays_and_in_eval_sinks() -> None:
 
     report = _report(Normed().train())
     assert any("BatchNorm in training" in e.reason for e in report.of("left")), str(report)
-    report.verify(*_inputs())
+    report.verify(_inputs())
     report = _report(Normed().eval())
     assert any("BatchNorm in eval" in e.reason for e in report.of("sunk")), str(report)
-    report.verify(*_inputs())
+    report.verify(_inputs())
 
 
 def test_random_numbers_stay() -> None:
@@ -129,7 +129,7 @@ def test_a_weight_made_of_candidates_does_not_split() -> None:
 
     report = _report(Model(function))
     assert not report.of("replaced") and not report.of("split")
-    report.verify(*_inputs())
+    report.verify(_inputs())
 
 
 def test_masked_target_attention_keeps_its_mask() -> None:
@@ -141,7 +141,7 @@ def test_masked_target_attention_keeps_its_mask() -> None:
 
     report = _report(Model(function))
     assert not report.of("replaced by candidate_attention")
-    report.verify(*_inputs())
+    report.verify(_inputs())
 
 
 def test_unknown_names_are_an_error() -> None:

@@ -30,6 +30,7 @@ from .rules import (
     value,
 )
 from .values import Builder, Gathered, Joined, Lazy, RowMap
+from .verify import Map
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Rewriter:
         self._first_input: fx.Node | None = None
         self.builder = Builder(fake_mode)
         self.values: dict[fx.Node, Lazy] = {}
+        self.maps: dict[str, Map] = {}
         self._entries: list[tuple[Entry, fx.Node]] = []
         self._old = graph
         self._sizes = context_sizes
@@ -224,6 +226,8 @@ class Rewriter:
             gathered = Gathered(source.source, RowMap(made, source.map.rows), Place())
         else:
             gathered = Gathered(source, RowMap(made, rows), Place())
+        if index is not None and index.op == "placeholder":
+            self.maps[index.name] = Map(context, found.form, found.by in self._wraps)
         again = gathered in self._seen
         self._seen.add(gathered)
         self.note("merged" if again else "broadcast", node, f"rows of {context}: {found.reason}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import fx
@@ -67,30 +67,33 @@ class Lineage:
 SHARED = Lineage(frozenset(), None, None, "a parameter, buffer or constant")
 
 
-def trace_lineage(graph: fx.Graph, seeds: Mapping[str, str]) -> dict[fx.Node, Lineage]:
+def trace_lineage(
+    graph: fx.Graph, seeds: Mapping[str, str], across: Container[str] = ()
+) -> dict[fx.Node, Lineage]:
     """The lineage of every node.
 
     Args:
         graph: of an exported program, functional ATen ops.
         seeds: of placeholders by name: the context's name or ``"candidates"``. The others are
             shared.
+        across: those whose rows stand in dimension 1, not 0.
     """
     result: dict[fx.Node, Lineage] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
-            result[node] = _seed(node, seeds.get(node.name))
+            result[node] = _seed(node, seeds.get(node.name), 1 if node.name in across else 0)
         elif node.op != "output":
             result[node] = _join(node, result)
     return result
 
 
-def _seed(node: fx.Node, source: str | None) -> Lineage:
+def _seed(node: fx.Node, source: str | None, dim: int) -> Lineage:
     if source is None:
         return SHARED
     reason = f"an input of {source}"
     if not is_tensor(node) or value(node).dim() == 0:
         return Lineage(frozenset({source}), None, None, f"{reason} without rows")
-    return Lineage(frozenset({source}), source, Place(), reason)
+    return Lineage(frozenset({source}), source, Place(dim), reason)
 
 
 def _join(node: fx.Node, known: Mapping[fx.Node, Lineage]) -> Lineage:

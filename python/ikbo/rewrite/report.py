@@ -1,18 +1,41 @@
-"""What a rewrite did, what it left and why; and the check that the program is still the same."""
+"""What a rewrite did, what it left and why; what it saves; and the check that nothing changed."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+import sympy
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
+from .cost import Cost, program_cost
 from .engine import Entry
+from .verify import Check, Inputs, Pair
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """A copy of rows in the rewritten program.
+
+    Attributes:
+        name: of its node.
+        source: of the node whose rows it copies.
+        elementwise: whether only element-wise ops and reductions read it, which a compiler fuses
+            with it: then the rows are read through the map and no copy is made.
+        readers: the ops that read it.
+    """
+
+    name: str
+    source: str
+    elementwise: bool
+    readers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        how = "read element by element" if self.elementwise else "copied"
+        return f"{self.name} of {self.source}, {how}, for {', '.join(self.readers)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,27 +47,79 @@ class Report:
         rewritten: the program after; it shares the original's parameters.
         entries: the decisions, in the order of the program.
         lineages: of every value of the original by name, with its reason.
-        copies: what still copies rows in the rewritten program, by name.
+        copies: what still copies rows in the rewritten program.
+        inputs: what is known of the inputs.
     """
 
     original: ExportedProgram
     rewritten: ExportedProgram
     entries: tuple[Entry, ...]
     lineages: Mapping[str, str]
-    copies: tuple[str, ...]
+    copies: tuple[Copy, ...]
+    inputs: Inputs
 
     def of(self, action: str) -> list[Entry]:
         """The entries whose action begins so, for example ``"left"`` or ``"replaced"``."""
         return [e for e in self.entries if e.action.startswith(action)]
 
-    def verify(self, *args: Any, **kwargs: Any) -> None:
-        """Runs both programs on the given inputs, the original's in float64 too.
+    @property
+    def broadcasts(self) -> list[Copy]:
+        """The copies that are made: for matrix products and other ops that no compiler fuses."""
+        return [c for c in self.copies if not c.elementwise]
+
+    @functools.cached_property
+    def before(self) -> Cost:
+        """What the original costs: ``report.before.flop`` in the sizes of the batches."""
+        return self._cost(self.original)
+
+    @functools.cached_property
+    def after(self) -> Cost:
+        """What the rewritten program costs."""
+        return self._cost(self.rewritten)
+
+    def _cost(self, program: ExportedProgram) -> Cost:
+        names = {s: n for n, s in self.inputs.sizes.items() if isinstance(s, sympy.Symbol)}
+        return program_cost(program, names)
+
+    def speedup(self, *, copy_TBps: float, matmul_TFLOPS: float, **sizes: int) -> float:
+        """How many times as fast the rewritten program should be at a machine's ceilings.
+
+        Of both programs, compiled, at given sizes:
+        ``report.speedup(copy_TBps=4.2, matmul_TFLOPS=680, user=15, candidates=1024)``.
+        """
+        before, after = (
+            c.seconds(copy_TBps=copy_TBps, matmul_TFLOPS=matmul_TFLOPS, **sizes)
+            for c in (self.before, self.after)
+        )
+        return before / after
+
+    @functools.cached_property
+    def _pair(self) -> Pair:
+        return Pair(self.original, self.rewritten)
+
+    def verify(
+        self, inputs: tuple[Any, ...] | Mapping[str, Any] | None = None, *, seed: int = 0
+    ) -> list[Check]:
+        """Runs both programs and the original in float64, and compares.
+
+        Args:
+            inputs: of the programs, a tuple, or a mapping by name; if None, inputs of every kind
+                are made up: random ratios, unsorted maps, users without candidates, padding rows,
+                one user, one candidate, as many users as candidates.
+            seed: of what is made up.
+
+        Returns:
+            What was compared, with the largest error and its bound.
 
         Raises:
             AssertionError: a result of the rewritten program is further from the float64 one than
                 a small multiple of what the original is, or differs where it can't be off.
+            ValueError: no inputs can be made up, since a size in them is that of no batch.
         """
-        compare_programs(self.original, self.rewritten, args, kwargs)
+        if inputs is None:
+            return self._pair.compare_generated(self.inputs, seed)
+        given = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+        return [self._pair.compare(given)]
 
     def __str__(self) -> str:
         counts = collections.Counter(e.action for e in self.entries)
@@ -54,96 +129,23 @@ class Report:
             lines += ["", f"{title}:"] + [f"  {e.action} {e.node} ({e.op}): {e.reason}"
                                           for e in entries]  # fmt: skip
             lines += [] if entries else ["  nothing"]
-        lines += ["", "copies of rows that remain:"]
-        lines += [f"  {name}" for name in self.copies] or ["  none"]
+        for title, copies in (
+            ("copies of rows that remain", self.broadcasts),
+            ("rows read through a map, element by element", set(self.copies) - {*self.broadcasts}),
+        ):
+            lines += ["", f"{title}:"]
+            lines += [f"  {c}" for c in self.copies if c in copies] or ["  none"]
+        lines += ["", "cost:"]
+        for what in ("flop", "bytes"):
+            before, after = (_rounded(getattr(c, what)) for c in (self.before, self.after))
+            lines += [f"  {what} before: {before}", f"  {what} after:  {after}"]
         return "\n".join(lines)
 
 
-def compare_programs(
-    original: ExportedProgram,
-    rewritten: ExportedProgram,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    multiple: float = 4.0,
-    roundings: float = 64.0,
-) -> None:
-    """Raises AssertionError unless both programs give the same on these inputs.
-
-    The rewritten program's error against the original in float64 may be ``multiple`` times the
-    largest that the original itself makes, and ``roundings`` roundings of a typical value: sums in
-    another order. NaN and infinities must stand in the same places, integers must be equal.
-    """
-    keywords = dict(kwargs or {})
-    with torch.no_grad():
-        want = _results(original, args, keywords)
-        got = _results(rewritten, args, keywords)
-        exact = _exact(original, args, keywords)
-    assert len(want) == len(got), f"{len(want)} results became {len(got)}"
-    for i, (a, b, e) in enumerate(zip(want, got, exact, strict=True)):
-        if not isinstance(a, Tensor):
-            assert a == b, f"result {i}: {a} became {b}"
-            continue
-        assert a.dtype == b.dtype, f"result {i}: {a.dtype} became {b.dtype}"
-        assert a.shape == b.shape, f"result {i}: {tuple(a.shape)} became {tuple(b.shape)}"
-        if not a.is_floating_point():
-            assert torch.equal(a, b), f"result {i}: integers differ"
-        elif a.numel():
-            _compare(f"result {i}", b.double(), a.double(), e, multiple, roundings, a.dtype)
-
-
-def _compare(
-    name: str,
-    got: Tensor,
-    plain: Tensor,
-    exact: Tensor,
-    multiple: float,
-    roundings: float,
-    dtype: torch.dtype,
-) -> None:
-    for what, where in (("NaN", torch.isnan), ("inf", torch.isinf)):
-        assert torch.equal(where(got), where(plain)), f"{name}: {what} in different places"
-    finite = torch.isfinite(exact) & torch.isfinite(plain)
-    if not finite.any():
-        return
-    error, own = ((t - exact)[finite].abs().max() for t in (got, plain))
-    typical = exact[finite].square().mean().sqrt()
-    bound = multiple * own + roundings * torch.finfo(dtype).eps * typical
-    assert error <= bound, (
-        f"{name}: error {error:.3e} > bound {bound:.3e} = {multiple} x the original's {own:.3e} + "
-        f"{roundings} roundings of {typical:.3e}"
-    )
-
-
-def _results(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    return _run(program.module(), lambda t: t.clone(), args, kwargs)
-
-
-def _exact(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The original in float64; conversions that the program itself makes are made to float64."""
-    module = program.module()
-    assert isinstance(module, fx.GraphModule)
-    for node in list(module.graph.nodes):
-        if "_assert_tensor_metadata" in str(node.target):
-            module.graph.erase_node(node)
-            continue
-        node.args = pytree.tree_map(_wide, node.args)
-        node.kwargs = pytree.tree_map(_wide, node.kwargs)
-    module.recompile()
-    args, kwargs = pytree.tree_map(_wide, (args, kwargs))
-    return _run(module, lambda t: _wide(t.clone()), args, kwargs)
-
-
-def _wide(x: Any) -> Any:
-    """float64 for the other floating-point types and tensors of them."""
-    if isinstance(x, torch.dtype):
-        return torch.float64 if x.is_floating_point else x
-    return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
-
-
-def _run(
-    module: nn.Module, of: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Any]:
-    """On copies of its parameters and buffers, which it may update."""
-    state = {n: of(t) for n, t in (*module.named_parameters(), *module.named_buffers())}
-    return pytree.tree_leaves(torch.func.functional_call(module, state, args, kwargs))
+def _rounded(expression: Any) -> str:
+    """With three digits: 1.25e+6*candidates + 3.1e+3*user."""
+    terms = []
+    for term in sympy.Add.make_args(sympy.expand(expression)):
+        number, rest = term.as_coeff_Mul()
+        terms.append((float(number), "" if rest == 1 else f" {rest}".replace("**", "^")))
+    return " + ".join(f"{n:.3g}{rest}" for n, rest in sorted(terms, key=lambda t: -t[0]))
