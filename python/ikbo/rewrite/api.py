@@ -100,7 +100,7 @@ def rewrite(
     sources = sources_of(contexts, candidate_inputs)
     if isinstance(model, ExportedProgram):
         program = model.run_decompositions({})
-        seeds = seeds_of_program(program, sources, {c.map for c in contexts.values() if c.map})
+        seeds = seeds_of_program(program, sources, contexts)
     else:
         program, seeds = exported(model, example_inputs, contexts, sources)
     new, report = _rewritten(program, seeds, example_inputs)
@@ -113,11 +113,13 @@ def _rewritten(
     program: ExportedProgram, seeds: Seeds, example_inputs: Inputs
 ) -> tuple[ExportedProgram, Report]:
     graph, signature = program.graph, program.graph_signature
-    lineages = trace_lineage(graph, seeds.sources, seeds.across)
+    lineages = trace_lineage(graph, seeds.sources, seeds.across, seeds.jagged)
     sizes: dict[str, Any] = {}
     for node in graph.find_nodes(op="placeholder"):
         source = seeds.sources.get(node.name, CANDIDATES)
-        if source != CANDIDATES and isinstance(value(node), Tensor) and value(node).dim():
+        if source == CANDIDATES or node.name in seeds.jagged:
+            continue
+        if isinstance(value(node), Tensor) and value(node).dim():
             sizes.setdefault(source, value(node).shape[0])
     fake_mode = detect_fake_mode([value(n) for n in graph.nodes if isinstance(value(n), Tensor)])
     symbols = _input_symbols(graph)
@@ -159,16 +161,21 @@ def _inputs(
     placeholders = {n.name: n for n in program.graph.find_nodes(op="placeholder")}
     fakes = {str(n): value(placeholders[n]) if n in placeholders else n for n in names}
     sizes: dict[str, Any] = {}
+    elements: dict[str, Any] = {}
     for name, source in seeds.sources.items():
         fake, dim = fakes[name], seeds.dim(name)
         if isinstance(fake, Tensor) and fake.dim() > dim:
             size = fake.shape[dim]
-            sizes.setdefault(source, size.node.expr if isinstance(size, torch.SymInt) else size)
+            size = size.node.expr if isinstance(size, torch.SymInt) else size
+            if name in seeds.jagged:
+                elements[f"{name}_elements"] = size
+            else:
+                sizes.setdefault(source, size)
     arguments = program.example_inputs
     if arguments is None:
         arguments = ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
     leaves, spec = pytree.tree_flatten(arguments)
-    return verify.Inputs(fakes, tuple(leaves), spec, seeds.sources, dict(maps), sizes)
+    return verify.Inputs(fakes, tuple(leaves), spec, seeds.sources, dict(maps), sizes, elements)
 
 
 def _input_symbols(graph: fx.Graph) -> list[Any]:

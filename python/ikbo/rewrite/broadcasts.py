@@ -1,14 +1,16 @@
 """The forms in which a model copies rows of a context, once for each row of another batch.
 
 Recognised: ``index_select``, ``x[idx]``, ``gather`` along dimension 0 with an expanded index,
-``repeat_interleave`` by a number or by counts, one row under ``expand``, and ``expand`` with a view
-that merges the new dimension into the first.
+``repeat_interleave`` by a number or by counts, one row under ``expand``, ``expand`` with a view
+that merges the new dimension into the first, and FBGEMM's index-selects (`algebra.sparse` has the
+rest).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 from typing import Any
 
 import torch
@@ -47,11 +49,15 @@ class Broadcast:
 
 def broadcast(node: fx.Node) -> Broadcast | None:
     """The broadcast that a node is, or None."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        return _one_of_several(node)
+    if not isinstance(node.target, torch._ops.OpOverload):
         return None
     if node.target in VIEWS:
         return _expanded_and_merged(node)
-    recognise = FORMS.get(node.target)
+    recognise = FORMS.get(node.target) or FBGEMM.get(str(node.target))
     return None if recognise is None else recognise(node, named_arguments(node))
 
 
@@ -160,6 +166,38 @@ def _expanded_and_merged(node: fx.Node) -> Broadcast | None:
     return Broadcast(source, Form.REPEAT, wide[1], False, "expand and reshape")
 
 
+def _one_of_several(node: fx.Node) -> Broadcast | None:
+    """A result of FBGEMM's ops, known by their names: they needn't be installed."""
+    call, i = node.args
+    assert isinstance(call, fx.Node) and isinstance(i, int)
+    name = str(call.target)
+    if name == "fbgemm.jagged_index_select.default" and i == 1:
+        lengths, index = argument(call, 1), argument(call, 2)
+        return Broadcast(lengths, Form.INDEX, row_index(index), False, "jagged_index_select")
+    if name == "fbgemm.group_index_select_dim0.default":
+        inputs, indices = call.args[:2]
+    elif name == "fbgemm.group_index_select_dim0_gpu_impl.default":
+        both, n = call.args[:2]
+        assert isinstance(both, (list, tuple)) and isinstance(n, int)
+        indices, inputs = both[:n], both[n:]
+    else:
+        return None
+    assert isinstance(inputs, (list, tuple)) and isinstance(indices, (list, tuple))
+    source, by = inputs[i], indices[i]
+    if not isinstance(source, fx.Node) or not isinstance(by, fx.Node):
+        return None
+    reason = "group_index_select_dim0, as TorchRec's inverse_indices"
+    return Broadcast(source, Form.INDEX, row_index(by), False, reason)
+
+
+def _index_select_dim0(node: fx.Node, named: dict[str, Any]) -> Broadcast | None:
+    if not _is_row_index(named["indices"]):
+        return None
+    index = row_index(named["indices"])
+    return Broadcast(named["input"], Form.INDEX, index, False, "index_select_dim0")
+
+
+FBGEMM = {"fbgemm.index_select_dim0.default": _index_select_dim0}
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 FORMS = {
     aten.index_select.default: _index_select,

@@ -29,7 +29,7 @@ from .rules import (
     same,
     value,
 )
-from .values import Builder, Gathered, Joined, Lazy, RowMap
+from .values import Builder, Gathered, Jagged, Joined, Lazy, RowMap
 from .verify import Map
 
 
@@ -57,6 +57,11 @@ Done = tuple[Lazy, str, str]  # the new value, what was done, why
 Algebra = Callable[["Rewriter", fx.Node], Done | None]
 # Ops that take a concatenation of no copies apart, too.
 KEEPING = {op for op, rule in RULES.items() if rule.reason == "element-wise"}
+ASSERTS = (
+    aten._assert_scalar.default,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+)
 SIZED = (*VIEWS, aten.expand.default)
 
 
@@ -81,9 +86,11 @@ class Rewriter:
         self.builder = Builder(fake_mode)
         self.values: dict[fx.Node, Lazy] = {}
         self.maps: dict[str, Map] = {}
+        # Lengths copied by reorder_batched_ad_lengths: the lengths and offsets it was given.
+        self.reordered: dict[Gathered, tuple[fx.Node, fx.Node]] = {}
         self._entries: list[tuple[Entry, fx.Node]] = []
         self._old = graph
-        self._sizes = context_sizes
+        self.sizes = context_sizes
         self._algebra = algebra
         self._seen: set[Gathered] = set()
         # An index that is read as x[idx] anywhere may be negative; so may it everywhere then.
@@ -93,14 +100,23 @@ class Rewriter:
     def run(self) -> fx.Graph:
         """The new graph."""
         for node in self._old.nodes:
+            if node.target in ASSERTS and self._is_of_jagged_size(node):
+                continue  # the copy may be gone, and it holds of any size
             if node.op == "call_function":
                 self.values[node] = self._rewritten(node)
             elif node.name == self._first_input_name:
-                self.values[node] = self._first_input = self._copied(node)
+                self.values[node] = self._first_input = self.copied(node)
             else:
-                self.values[node] = self._copied(node)
+                self.values[node] = self.copied(node)
         self.builder.graph.eliminate_dead_code()
         return self.builder.graph
+
+    def _is_of_jagged_size(self, node: fx.Node) -> bool:
+        """Whether something depends on nothing but how many elements copied jagged rows have."""
+        if node.target is aten.sym_size.int:
+            return isinstance(self.values.get(argument(node, 0)), Jagged)
+        inputs = node.all_input_nodes
+        return bool(inputs) and all(self._is_of_jagged_size(n) for n in inputs)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -150,6 +166,11 @@ class Rewriter:
         self.new_constants[node] = tensor
         return node
 
+    def named_op(self, name: str) -> Any:
+        """An op by its name, of a library that the original uses."""
+        namespace, op, overload = name.split(".")
+        return getattr(getattr(getattr(torch.ops, namespace), op), overload)
+
     def note(self, action: str, node: fx.Node, reason: str) -> None:
         lineage = self.lineages.get(node)
         text = "" if lineage is None else str(lineage)
@@ -158,7 +179,7 @@ class Rewriter:
     def _rewritten(self, node: fx.Node) -> Lazy:
         found = broadcast(node)
         if found is not None:
-            gathered = self._gathered(node, found)
+            gathered = self.gathered(node, found)
             if gathered is not None:
                 return gathered
         for n in node.all_input_nodes:
@@ -176,7 +197,7 @@ class Rewriter:
             return lazy
         lazies = [n for n in node.all_input_nodes if not isinstance(self.values[n], fx.Node)]
         if not lazies:
-            return self._copied(node)
+            return self.copied(node)
         if node.target is aten.sym_size.int:
             size = self._size(node)
             if size is not None:
@@ -190,9 +211,10 @@ class Rewriter:
 
     def _left(self, node: fx.Node, reason: str) -> fx.Node:
         self.note("left", node, reason)
-        return self._copied(node)
+        return self.copied(node)
 
-    def _copied(self, node: fx.Node) -> fx.Node:
+    def copied(self, node: fx.Node) -> fx.Node:
+        """The op as it is in the original, on copies if need be."""
         copy = self.builder.graph.node_copy(node, self.plain)
         copy.target = any_strides(copy.target)
         if node.op == "output":
@@ -203,8 +225,9 @@ class Rewriter:
 
     # Copies of rows.
 
-    def _gathered(self, node: fx.Node, found: Broadcast) -> Gathered | None:
-        context = rows_of(found.source, self.lineages, self._sizes)
+    def gathered(self, node: fx.Node, found: Broadcast) -> Gathered | None:
+        """The rows that a broadcast copies, or None if that they are a context's isn't proved."""
+        context = rows_of(found.source, self.lineages, self.sizes)
         if not context:
             return None
         index = found.by if isinstance(found.by, fx.Node) else None
@@ -226,8 +249,9 @@ class Rewriter:
             gathered = Gathered(source.source, RowMap(made, source.map.rows), Place())
         else:
             gathered = Gathered(source, RowMap(made, rows), Place())
-        if index is not None and index.op == "placeholder":
-            self.maps[index.name] = Map(context, found.form, found.by in self._wraps)
+        given = _given(index)
+        if given:
+            self.maps[given] = Map(context, found.form, found.by in self._wraps)
         again = gathered in self._seen
         self._seen.add(gathered)
         self.note("merged" if again else "broadcast", node, f"rows of {context}: {found.reason}")
@@ -235,7 +259,7 @@ class Rewriter:
 
     def _map_node(self, node: fx.Node, found: Broadcast, rows: fx.Node | int) -> fx.Node | None:
         b = self.builder
-        on = {"dtype": torch.int64, "device": value(node).device}
+        on = {"dtype": torch.int64, "device": value(found.source).device}
         if found.form is Form.INDEX:
             index = self.plain(found.by)
             if found.by not in self._wraps:
@@ -328,6 +352,14 @@ class Rewriter:
         if lazy.place.at(0) != Place():
             return None
         return self.builder.call(aten.sym_size.int, lazy.map.node, 0)
+
+
+def _given(index: fx.Node | None) -> str:
+    """The name of the input that an index is, or one row of which it is."""
+    while index is not None and index.target in (operator.getitem, aten.select.int,
+                                                 aten.unbind.int):  # fmt: skip
+        index = argument(index, 0)
+    return index.name if index is not None and index.op == "placeholder" else ""
 
 
 def any_strides(target: Any) -> Any:

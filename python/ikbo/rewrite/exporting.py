@@ -28,10 +28,13 @@ class Context:
             model has no such input, its context inputs are taken to be copied already, a row for
             each candidate; the rewritten program then takes the context's rows, and the map as a
             keyword. None where the model copies rows without a map.
+        jagged: names of inputs that hold the context's rows of different lengths one after another,
+            such as the ids of a feature with several values: their size is a batch of its own.
     """
 
     inputs: Sequence[str]
     map: str | None = None
+    jagged: Sequence[str] = ()
 
 
 Inputs = tuple[Any, ...] | Mapping[str, Any]
@@ -43,7 +46,7 @@ def sources_of(contexts: Mapping[str, Context], candidate_inputs: Sequence[str])
         raise ValueError(f"ikbo.rewrite: expected a context by another name than {CANDIDATES!r}.")
     sources = dict.fromkeys(candidate_inputs, CANDIDATES)
     for name, context in contexts.items():
-        for given in context.inputs:
+        for given in (*context.inputs, *context.jagged):
             if given in sources:
                 raise ValueError(
                     f"ikbo.rewrite: expected input {given!r} in one batch, got it in {name!r} and "
@@ -72,23 +75,32 @@ class Seeds:
     Attributes:
         sources: the batch of each, a context's name or ``"candidates"``; the others are shared.
         across: those whose rows stand in dimension 1, not 0: a map for each of several features.
+        jagged: those that hold rows of different lengths one after another.
     """
 
     sources: Mapping[str, str]
     across: frozenset[str] = frozenset()
+    jagged: frozenset[str] = frozenset()
 
     def dim(self, name: str) -> int:
         """Where the rows stand."""
         return 1 if name in self.across else 0
 
 
-def seeds_of_program(program: ExportedProgram, sources: Mapping[str, str], maps: set[str]) -> Seeds:
+def seeds_of_program(
+    program: ExportedProgram, sources: Mapping[str, str], contexts: Mapping[str, Context]
+) -> Seeds:
     """The seeds of an exported program, whose placeholders' names are those of the inputs."""
     inputs = {n.name: n for n in program.graph.find_nodes(op="placeholder")}
     known = {str(n) for n in program.graph_signature.user_inputs}
     _check_names(sources, known)
+    maps = {c.map for c in contexts.values() if c.map}
     across = {n for n in maps & set(sources) if inputs[n].meta["val"].dim() == 2}
-    return Seeds(sources, frozenset(across))
+    return Seeds(sources, frozenset(across), _jagged(contexts))
+
+
+def _jagged(contexts: Mapping[str, Context]) -> frozenset[str]:
+    return frozenset(n for c in contexts.values() for n in c.jagged)
 
 
 def exported(
@@ -122,9 +134,12 @@ def exported(
                 f"{min(rows)} in {name!r}: a size of 1 would be taken as a constant."
             )
     dims = {source: Dim(source) for source in set(sources.values())}
+    jagged = _jagged(contexts)
 
     def dynamic(name: str) -> Any:
         dim, at = dims.get(sources.get(name, "")), 1 if name in across else 0
+        if name in jagged:
+            dim = Dim(f"{name}_elements")
         return pytree.tree_map(
             lambda t: {at: dim} if dim and isinstance(t, Tensor) and t.dim() else None, given[name]
         )
@@ -138,6 +153,7 @@ def exported(
     return program, Seeds(
         {placeholder: sources[n] for placeholder, n in by_name.items()},
         frozenset(placeholder for placeholder, n in by_name.items() if n in across),
+        frozenset(placeholder for placeholder, n in by_name.items() if n in jagged),
     )
 
 

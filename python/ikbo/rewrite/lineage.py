@@ -68,7 +68,10 @@ SHARED = Lineage(frozenset(), None, None, "a parameter, buffer or constant")
 
 
 def trace_lineage(
-    graph: fx.Graph, seeds: Mapping[str, str], across: Container[str] = ()
+    graph: fx.Graph,
+    seeds: Mapping[str, str],
+    across: Container[str] = (),
+    jagged: Container[str] = (),
 ) -> dict[fx.Node, Lineage]:
     """The lineage of every node.
 
@@ -77,21 +80,23 @@ def trace_lineage(
         seeds: of placeholders by name: the context's name or ``"candidates"``. The others are
             shared.
         across: those whose rows stand in dimension 1, not 0.
+        jagged: those without a row for each: rows of different lengths one after another.
     """
     result: dict[fx.Node, Lineage] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
-            result[node] = _seed(node, seeds.get(node.name), 1 if node.name in across else 0)
+            dim = None if node.name in jagged else 1 if node.name in across else 0
+            result[node] = _seed(node, seeds.get(node.name), dim)
         elif node.op != "output":
             result[node] = _join(node, result)
     return result
 
 
-def _seed(node: fx.Node, source: str | None, dim: int) -> Lineage:
+def _seed(node: fx.Node, source: str | None, dim: int | None) -> Lineage:
     if source is None:
         return SHARED
     reason = f"an input of {source}"
-    if not is_tensor(node) or value(node).dim() == 0:
+    if dim is None or not is_tensor(node) or value(node).dim() == 0:
         return Lineage(frozenset({source}), None, None, f"{reason} without rows")
     return Lineage(frozenset({source}), source, Place(dim), reason)
 

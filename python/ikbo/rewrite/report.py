@@ -78,7 +78,8 @@ class Report:
         return self._cost(self.rewritten)
 
     def _cost(self, program: ExportedProgram) -> Cost:
-        names = {s: n for n, s in self.inputs.sizes.items() if isinstance(s, sympy.Symbol)}
+        sizes = {**self.inputs.sizes, **self.inputs.elements}
+        names = {s: n for n, s in sizes.items() if isinstance(s, sympy.Symbol)}
         return program_cost(program, names)
 
     def speedup(self, *, copy_TBps: float, matmul_TFLOPS: float, **sizes: int) -> float:

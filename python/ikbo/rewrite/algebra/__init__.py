@@ -9,17 +9,17 @@ from __future__ import annotations
 from torch import fx
 
 from ..engine import Done, Rewriter
-from . import activations, attention, bilinear, concatenation, linear, stacks
+from . import activations, attention, bilinear, concatenation, linear, sparse, stacks
 from .registry import ALGEBRA
 
 __all__ = ["ALGEBRA", "activations", "algebra", "attention", "bilinear", "concatenation", "linear",
-           "stacks"]  # fmt: skip
+           "sparse", "stacks"]  # fmt: skip
 
 
 def algebra(r: Rewriter, node: fx.Node) -> Done | None:
     """The first function that applies to an op, else the op on each part of a concatenation."""
-    for function in ALGEBRA.get(node.target, ()):
+    for function in (*ALGEBRA.get(node.target, ()), *ALGEBRA.get(str(node.target), ())):
         done = function(r, node)
         if done is not None:
             return done
-    return concatenation.on_parts(r, node)
+    return concatenation.on_parts(r, node) or sparse.on_jagged(r, node)

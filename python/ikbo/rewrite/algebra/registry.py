@@ -20,7 +20,7 @@ ALGEBRA: dict[Any, list[Algebra]] = {}
 
 
 def algebra_for(*targets: Any) -> Callable[[Algebra], Algebra]:
-    """Registers a function for ops; of several the first that applies is taken."""
+    """Registers a function for ops, or their names; the first that applies is taken."""
 
     def register(function: Algebra) -> Algebra:
         for target in targets:
