@@ -116,14 +116,22 @@ def exported(
     lifted = {n: c for n, c in contexts.items() if c.map and c.map not in signature.parameters}
     if lifted:
         model = _lift(model, signature, lifted)
-        args, kwargs = _lifted_examples(signature.bind(*args, **kwargs), lifted)
+        bound = signature.bind(*args, **kwargs)
+        maps = _lifted_examples(bound, lifted)
+        given = bound.arguments
+        kwargs = {**({n: given[n] for n in kwargs} if not args else bound.kwargs), **maps}
+        args = bound.args if args else ()
         signature = inspect.signature(model.forward)
     # Placeholders come in the order of the arguments.
     kwargs = {n: kwargs[n] for n in sorted(kwargs, key=list(signature.parameters).index)}
     given = signature.bind(*args, **kwargs).arguments
     _check_names(sources, set(given))
-    maps = {c.map for c in contexts.values() if c.map}
-    across = {n for n in maps & set(given) if isinstance(given[n], Tensor) and given[n].dim() == 2}
+    names_of_maps = {c.map for c in contexts.values() if c.map}
+    across = {
+        n
+        for n in names_of_maps & set(given)
+        if isinstance(given[n], Tensor) and given[n].dim() == 2
+    }
     for name, source in sources.items():
         dim = 1 if name in across else 0
         rows = [t.shape[dim] for t in pytree.tree_leaves(given[name])
@@ -190,8 +198,8 @@ def _lift(
 
 def _lifted_examples(
     bound: inspect.BoundArguments, contexts: Mapping[str, Context]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Examples of the contexts' own rows from examples with a row for each candidate."""
+) -> dict[str, Tensor]:
+    """Maps, and the contexts' own rows in place of examples with a row for each candidate."""
     maps: dict[str, Tensor] = {}
     n_rows = 2
     for context in contexts.values():
@@ -203,4 +211,4 @@ def _lifted_examples(
             n = leaves[0].shape[0]
             maps[context.map] = torch.arange(n, device=leaves[0].device) % n_rows
             bound.arguments[name] = pytree.tree_map(lambda t: t[:n_rows], bound.arguments[name])
-    return bound.args, {**bound.kwargs, **maps}
+    return maps
