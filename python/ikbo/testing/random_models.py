@@ -53,7 +53,41 @@ STEPS: dict[str, Step] = {
     ),
     "position": lambda x, y, m: x + m.position,
     "where": lambda x, y, m: torch.where(y > 0, x, 0.5 * y),
+    "join_differences": lambda x, y, m: m.joined(torch.cat([x - y, y], 2)),
+    "gated_join": lambda x, y, m: (torch.cat([x, y], 1) * torch.cat([y, x], 1).sigmoid())[:, 1:4],
+    "normed_join": lambda x, y, m: m.norm(torch.cat([x, y], 1))[:, 2:5],
+    "half_of_join": lambda x, y, m: torch.cat([x, y], 1).chunk(2, 1)[1] + x,
+    "sum_of_join": lambda x, y, m: x + torch.cat([y, x], 1).sum(1, keepdim=True) / TOKENS,
+    "mean_of_join": lambda x, y, m: x + torch.cat([y, x], 1).mean(1, keepdim=True),
+    "products": lambda x, y, m: m.flat_products(
+        _products(torch.cat([x, y], 1)).flatten(1)
+    ).unflatten(1, (TOKENS, WIDTH)),
+    "pairs": lambda x, y, m: m.pairs(_pairs(_products(torch.cat([x, y], 1)))).unflatten(
+        1, (TOKENS, WIDTH)
+    ),
+    "compressed_fm": lambda x, y, m: _compressed_fm(torch.cat([x, y], 1), m)[:, :TOKENS],
+    "bilinear": lambda x, y, m: x + m.bilinear(x.mean(1), y.mean(1))[:, None],
+    "bilinear_einsum": lambda x, y, m: x * torch.einsum(
+        "bti,ij,btj->bt", x, m.linear.weight, y
+    ).sigmoid()[..., None],
+    "target_repeated": lambda x, y, m: m.joined(
+        torch.cat([x, y[:, :1].expand(-1, TOKENS, -1)], 2)
+    ),
 }  # fmt: skip
+
+
+def _products(rows: Tensor) -> Tensor:
+    return rows @ rows.mT / WIDTH
+
+
+def _pairs(products: Tensor) -> Tensor:
+    n = products.shape[1]
+    i, j = torch.tril_indices(n, n, -1)
+    return products[:, i, j]
+
+
+def _compressed_fm(rows: Tensor, m: Any) -> Tensor:
+    return rows @ (rows.mT @ m.compress.T) @ m.position / WIDTH
 
 
 class RandomModel(nn.Module):
@@ -63,13 +97,17 @@ class RandomModel(nn.Module):
     random point, by ``x[idx]`` or ``index_select``, once or twice.
     """
 
-    def __init__(self, seed: int, n_steps: int = 6) -> None:
+    def __init__(self, seed: int, n_steps: int = 3) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
         self.over_tokens, self.batch_norm = nn.Linear(TOKENS, TOKENS), nn.BatchNorm1d(TOKENS)
         self.joined, self.stacked = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(2 * TOKENS, TOKENS)
         self.flat = nn.Linear(2 * WIDTH * TOKENS, WIDTH * TOKENS)
+        n = 2 * TOKENS
+        self.flat_products = nn.Linear(n * n, WIDTH * TOKENS)
+        self.pairs = nn.Linear(n * (n - 1) // 2, WIDTH * TOKENS)
+        self.bilinear = nn.Bilinear(WIDTH, WIDTH, WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.compress = nn.Parameter(torch.empty(TOKENS, 2 * TOKENS))
         self.position = nn.Parameter(torch.empty(TOKENS, WIDTH))
@@ -78,7 +116,7 @@ class RandomModel(nn.Module):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
         choose = random.Random(seed)
         names = list(STEPS)
-        self.on_users = [choose.choice(names) for _ in range(choose.randrange(3))]
+        self.on_users = [choose.choice(names) for _ in range(choose.randrange(2))]
         self.by_select = choose.random() < 0.5
         self.steps = [(choose.choice(names), choose.randrange(99), choose.randrange(99))
                       for _ in range(n_steps)]  # fmt: skip
@@ -91,7 +129,7 @@ class RandomModel(nn.Module):
         values = [candidate, copied, user[user_index]]
         for name, a, b in self.steps:
             values.append(STEPS[name](values[a % len(values)], values[b % len(values)], self))
-        return torch.cat([values[-1], values[-2], values[3]], 1)
+        return torch.cat([values[-1], values[-2]], 1)
 
     def extra_repr(self) -> str:
         return f"{self.on_users}, then {[name for name, *_ in self.steps]}"

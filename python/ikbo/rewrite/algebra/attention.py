@@ -11,7 +11,7 @@ from .registry import FLOATS, algebra_for, ikbo, map_arguments
 
 
 @algebra_for(aten.scaled_dot_product_attention.default)
-def _attention(r: Rewriter, node: fx.Node) -> Done | None:
+def attention(r: Rewriter, node: fx.Node) -> Done | None:
     named = named_arguments(node)
     if named["attn_mask"] is not None or named["dropout_p"] != 0 or named["is_causal"]:
         return None

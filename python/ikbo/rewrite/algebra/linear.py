@@ -108,13 +108,23 @@ def _joined(r: Rewriter, x: fx.Node, dim: int) -> Joined | None:
     lazy = r.lazy(x)
     if isinstance(lazy, Joined):
         return lazy if lazy.dim == dim else None
-    if isinstance(lazy, fx.Node) and any(isinstance(p, Gathered) for p, _ in _summands(r, lazy)):
-        return Joined((lazy,), dim)
+    if not isinstance(lazy, fx.Node):
+        return None
+    parts = [lazy]
+    if lazy.target is aten.cat.default and (*lazy.args[1:], 0)[0] in (dim, dim - value(x).dim()):
+        parts = [n for n in lazy.all_input_nodes if value(n).dim() == value(x).dim()]
+        if parts != lazy.args[0]:
+            return None  # one of them twice, or empty ones, which cat skips
+    if any(isinstance(s, Gathered) for part in parts for s, _ in _summands(r, part, dim)):
+        return Joined(tuple(parts), dim)
     return None
 
 
-def _summands(r: Rewriter, node: fx.Node, sign: int = 1) -> list[tuple[Part, int]]:
-    """``node`` as a signed sum, if it is an element-wise sum in which copied rows take part."""
+def _summands(r: Rewriter, node: fx.Node, dim: int, sign: int = 1) -> list[tuple[Part, int]]:
+    """``node`` as a signed sum, if it is an element-wise sum in which copied rows take part.
+
+    Its terms may repeat along dimensions other than ``dim``.
+    """
     copied = r.builder.copy_of(node)
     if copied is not None and copied.place.leading:
         return [(copied, sign)]
@@ -123,9 +133,11 @@ def _summands(r: Rewriter, node: fx.Node, sign: int = 1) -> list[tuple[Part, int
         for n, s in zip(node.args, (1, -1 if node.target is aten.sub.Tensor else 1), strict=False):
             if not isinstance(n, fx.Node) or value(n).dim() != value(node).dim():
                 return [(node, sign)]
+            if not same(value(n).shape[dim], value(node).shape[dim]):
+                return [(node, sign)]
             if value(n).dtype != value(node).dtype:
                 return [(node, sign)]
-            terms += _summands(r, n, sign * s)
+            terms += _summands(r, n, dim, sign * s)
         if len(node.args) == 2 and any(isinstance(t, Gathered) for t, _ in terms):
             return terms
     return [(node, sign)]
@@ -134,7 +146,7 @@ def _summands(r: Rewriter, node: fx.Node, sign: int = 1) -> list[tuple[Part, int
 def _terms(r: Rewriter, joined: Joined) -> list[_Term]:
     terms: list[_Term] = []
     for part, columns in zip(joined.parts, joined.ranges, strict=True):
-        summands = [(part, 1)] if isinstance(part, Gathered) else _summands(r, part)
+        summands = [(part, 1)] if isinstance(part, Gathered) else _summands(r, part, joined.dim)
         for summand, sign in summands:
             if isinstance(summand, Gathered):
                 terms.append(_Term(summand.source, summand.map, sign, columns))
