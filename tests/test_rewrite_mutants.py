@@ -239,6 +239,13 @@ def _attention_by_hand(u: Tensor, c: Tensor) -> Tensor:
     return (q @ k.transpose(2, 3) / 3.0).softmax(-1) @ k
 
 
+def _masked(u: Tensor, c: Tensor) -> Tensor:
+    """Lengths 3, 4 and 5, one for each user."""
+    lengths = 3 + (u[:, 0, 0].abs() * 100).long() % 3
+    mask = torch.arange(5)[None] < lengths[:, None]
+    return F.scaled_dot_product_attention(c[:, None], u, u, mask[:, None])
+
+
 LOWER = torch.tril_indices(6, 6, -1)
 ALGEBRA: dict[Any, tuple[Function, bool]] = {
     activations.fuse_activation: (lambda u, c: F.silu(F.linear(_joined(u, c), WIDE)), False),
@@ -316,7 +323,7 @@ def _sum_of_signs(r: Rewriter, weight: Any, terms: list[Any]) -> Any:
 
 
 _WEIGHT_SUM, _WITHIN, _SPLIT = linear._weight_sum, stacks._within, linear._split
-_ATTEND = attention._candidate_attention
+_ATTEND, _LENGTHS = attention._candidate_attention, attention._lengths
 MISTAKES: dict[str, tuple[Any, str, Any, Function]] = {
     "wrong columns": (linear, "_columns", _swapped, lambda u, c: F.linear(_joined(u, c), WIDE)),
     "a bias dropped": (
@@ -329,7 +336,12 @@ MISTAKES: dict[str, tuple[Any, str, Any, Function]] = {
     ),
     "another scale": (
         attention, "_candidate_attention",
-        lambda r, query, q, k, v, scale: _ATTEND(r, query, q, k, v, None), _attention_by_hand,
+        lambda r, query, q, k, v, scale, n=None: _ATTEND(r, query, q, k, v, None),
+        _attention_by_hand,
+    ),
+    "one key less": (
+        attention, "_lengths",
+        lambda r, mask, k: r.builder.call(aten.sub.Tensor, _LENGTHS(r, mask, k), 1), _masked,
     ),
     "pairs of the transposed block": (
         stacks, "_within", lambda sizes, i: _WITHIN(sizes, sum(sizes) - 1 - i),
