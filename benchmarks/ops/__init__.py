@@ -14,6 +14,7 @@ OPS = (
     "gated_mlp",
     "group_candidates",
     "gemm",
+    "models",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
@@ -136,11 +137,13 @@ def _rewritten(
             "takes, but an op in it holds for the example's only. Please report the model."
         )
     new_constants = {n.name: t for n, t in rewriter.new_constants.items()}
-    rewritten = program._update(
-        fx.GraphModule(program.graph_module, new_graph),
-        _signature(signature, new_graph, list(new_constants)),
-        constants={**program.constants, **new_constants},
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch copies its own deprecated specs
+        rewritten = program._update(
+            fx.GraphModule(program.graph_module, new_graph),
+            _signature(signature, new_graph, list(new_constants)),
+            constants={**program.constants, **new_constants},
+        )
     names = {n.name: str(lineage) for n, lineage in lineages.items()}
     copies = tuple(_copy(*found) for found in rewriter.builder.copies())
     inputs = _inputs(program, seeds, rewriter.maps, example_inputs)

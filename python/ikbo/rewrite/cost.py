@@ -2,7 +2,7 @@
 
 The model of a compiled program: products and other dense ops read their operands and write their
 results; everything else is fused into its neighbours, and costs what it reads of, and writes to,
-memory. Rows read through a map are read once, since the caches hold them.
+memory. Rows of a context that are read through a map are read once, since the caches hold them.
 """
 
 from __future__ import annotations
@@ -129,11 +129,8 @@ class _Costs:
             for n in node.all_input_nodes:
                 source = _stored(n)
                 if source.op == "placeholder" or source in dense or source in self._constants:
-                    # A read through a map touches no more than it returns.
-                    size = self.bytes(n)
-                    if node.target in (aten.index_select.default, aten.embedding.default):
-                        size = _least(size, self.bytes(node))
-                    read[source] = size
+                    looked_up = node.target is aten.embedding.default and n is node.args[0]
+                    read[source] = self.bytes(node if looked_up else n)
             if any(u in dense or u.op == "output" for u in users(node)):
                 written[node] = self.bytes(node)
         return OpCost("fused", flop, sum(read.values()) + sum(written.values()))
@@ -160,14 +157,6 @@ class _Costs:
         tensors = [t for t in pytree.tree_leaves(value(node)) if isinstance(t, Tensor)]
         width = tensors[0].element_size() if tensors else 0
         return self.numel(node) * width
-
-
-def _least(a: Expr, b: Expr) -> Expr:
-    """The smaller for large batches: by its degree, else by its value."""
-    a, b = sympy.sympify(a), sympy.sympify(b)
-    if not (a.free_symbols or b.free_symbols):
-        return min(a, b)
-    return a if len(a.free_symbols) <= len(b.free_symbols) else b
 
 
 def _stored(node: fx.Node) -> fx.Node:
