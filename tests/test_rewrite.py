@@ -433,17 +433,13 @@ def test_core_aten_programs() -> None:
     report.verify(_inputs(5, 40))
 
 
-def test_the_program_compiles_exports_and_saves(tmp_path: pathlib.Path) -> None:
+def test_the_program_is_saved_and_loaded(tmp_path: pathlib.Path) -> None:
     program, _ = _rewrite(Tower().eval())
     torch.export.save(program, tmp_path / "rewritten.pt2")
     again = torch.export.load(tmp_path / "rewritten.pt2")
     args = _inputs(5, 20)
     want = program.module()(*args)
     torch.testing.assert_close(again.module()(*args), want)
-    compiled = torch.compile(program.module(), fullgraph=True, dynamic=True)
-    for sizes in ((5, 20), (3, 70)):
-        args = _inputs(*sizes)
-        torch.testing.assert_close(compiled(*args), program.module()(*args))
 
 
 def test_training_graphs_are_untouched_by_verify() -> None:

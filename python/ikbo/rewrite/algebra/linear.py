@@ -138,7 +138,10 @@ def _summands(r: Rewriter, node: fx.Node, dim: int, sign: int = 1) -> list[tuple
             if value(n).dtype != value(node).dtype:
                 return [(node, sign)]
             terms += _summands(r, n, dim, sign * s)
-        if len(node.args) == 2 and any(isinstance(t, Gathered) for t, _ in terms):
+        # A term that reads copied rows itself, such as a product, is no cheaper on its own.
+        reads = [t for t, _ in terms if isinstance(t, fx.Node)
+                 and any(r.builder.copy_of(n) for n in t.all_input_nodes)]  # fmt: skip
+        if len(node.args) == 2 and not reads and any(isinstance(t, Gathered) for t, _ in terms):
             return terms
     return [(node, sign)]
 
