@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import ikbo
 from ikbo.rewrite import Report
 
+from .installed import run_python
+
 USER = {"user": ikbo.Context(inputs=["user"], map="user_index")}
 D = 8
 
@@ -161,6 +163,16 @@ def test_verify_of_counts() -> None:
     given = torch.randn(3, D), torch.tensor([2, 0, 5]), torch.randn(7, D)
     _, report = ikbo.rewrite(Counts(), given, contexts, ["candidate"])
     assert report.of("sunk") and len(report.verify()) == 7
+
+
+def test_importing_ikbo_imports_nothing_of_the_pass() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import ikbo; "
+        "new = set(sys.modules) - before; assert not {'sympy', 'ikbo.rewrite.engine'} & new, new; "
+        "from ikbo.rewrite import Report; assert callable(ikbo.rewrite)"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
 
 
 # Shadow mode.

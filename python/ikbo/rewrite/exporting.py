@@ -14,30 +14,8 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from .context import Context, Inputs
 from .lineage import CANDIDATES
-
-
-@dataclasses.dataclass(frozen=True)
-class Context:
-    """What many candidates share: a user, a session, a query, a vendor.
-
-    Attributes:
-        inputs: names of the model's inputs whose dimension 0 are the context's rows.
-        map: name of the input that holds the context's row of each candidate, an integer vector; or
-            a matrix with such a vector for each feature, as TorchRec's ``inverse_indices``. If the
-            model has no such input, its context inputs are taken to be copied already, a row for
-            each candidate; the rewritten program then takes the context's rows, and the map as a
-            keyword. None where the model copies rows without a map.
-        jagged: names of inputs that hold the context's rows of different lengths one after another,
-            such as the ids of a feature with several values: their size is a batch of its own.
-    """
-
-    inputs: Sequence[str]
-    map: str | None = None
-    jagged: Sequence[str] = ()
-
-
-Inputs = tuple[Any, ...] | Mapping[str, Any]
 
 
 def sources_of(contexts: Mapping[str, Context], candidate_inputs: Sequence[str]) -> dict[str, str]:

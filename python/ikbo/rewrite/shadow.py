@@ -7,12 +7,14 @@ import random
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 Program = Callable[..., Any]
 
@@ -163,5 +165,7 @@ def shadow(
     """
     if not 0 <= fraction <= 1:
         raise ValueError(f"ikbo.shadow: expected a fraction between 0 and 1, got {fraction}.")
+    from torch.export import ExportedProgram  # late: it takes long to import
+
     old, new = (p.module() if isinstance(p, ExportedProgram) else p for p in (original, rewritten))
     return Shadow(old, new, fraction, tolerance, top_k, seed)

@@ -163,6 +163,8 @@ class Pair:
         padded = pytree.tree_unflatten(list({**leaves, **padding}.values()), inputs.spec)
         if all(m.wraps for m in maps.values()):
             return self.compare(padded, "-1 in the maps, the last row")
+        if any(leaves[name].device.type != "cpu" for name in maps):
+            return None  # a GPU doesn't raise on an index out of range: the process is lost
         try:
             return self.compare(plain, "padding rows", for_rewritten=padded, rows=~rows)
         except (IndexError, RuntimeError):

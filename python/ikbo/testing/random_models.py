@@ -97,7 +97,7 @@ class RandomModel(nn.Module):
     random point, by ``x[idx]`` or ``index_select``, once or twice.
     """
 
-    def __init__(self, seed: int, n_steps: int = 3) -> None:
+    def __init__(self, seed: int, most_steps: int = 3) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
@@ -119,7 +119,7 @@ class RandomModel(nn.Module):
         self.on_users = [choose.choice(names) for _ in range(choose.randrange(2))]
         self.by_select = choose.random() < 0.5
         self.steps = [(choose.choice(names), choose.randrange(99), choose.randrange(99))
-                      for _ in range(n_steps)]  # fmt: skip
+                      for _ in range(choose.randint(1, most_steps))]  # fmt: skip
 
     def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:
         once = user
