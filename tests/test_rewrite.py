@@ -410,6 +410,27 @@ def test_inputs_copied_already_are_lifted() -> None:
     assert program.state_dict.keys() == model.state_dict().keys()
 
 
+class Features(nn.Module):
+    """Stacked or concatenated in the ways that torch has names for."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.out, self.form = nn.Linear(2 * D, 3), form
+
+    def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:
+        u = user[user_index.clamp(0)]
+        if self.form == "stack":
+            return self.out(torch.stack([u, candidate], 1).flatten(1))
+        return self.out(getattr(torch, self.form)([u, candidate], *[1] * (self.form != "hstack")))
+
+
+@pytest.mark.parametrize("form", ["stack", "hstack", "concat", "concatenate"])
+def test_other_names_of_concatenation(form: str) -> None:
+    _, report = _rewrite(Features(form))
+    assert report.of("replaced by concat_linear") and not report.copies, str(report)
+    assert report.verify()[-1].case == "padding rows"  # a map that is computed of an input
+
+
 def test_equal_copies_merge() -> None:
     class Twice(nn.Module):
         def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:

@@ -174,6 +174,7 @@ class Repeats(nn.Module):
         forms: dict[str, Callable[[], Tensor]] = {
             "_index": lambda: user[user_index],
             "_index_select": lambda: user.index_select(0, user_index),
+            "_embedding": lambda: F.embedding(user_index, user.flatten(1)),
             "_gather": lambda: user.flatten(1).gather(0, user_index[:, None].expand(-1, 40)),
             "_repeat_by_number": lambda: user.repeat_interleave(3, dim=0),
             "_expanded_and_merged": lambda: user[:, None].expand(-1, 3, -1, -1).reshape(-1, 5, 8),
@@ -185,8 +186,8 @@ class Repeats(nn.Module):
 
 
 # One row has no order, and FBGEMM's forms are in test_rewrite_sparse.
-FORMS = ["_index", "_index_select", "_gather", "_repeat_by_number", "_expanded_and_merged",
-         "_repeat_by_counts"]  # fmt: skip
+FORMS = ["_index", "_index_select", "_embedding", "_gather", "_repeat_by_number",
+         "_expanded_and_merged", "_repeat_by_counts"]  # fmt: skip
 
 
 def test_every_form_of_a_copy_has_a_mutant() -> None:
@@ -253,6 +254,7 @@ ALGEBRA: dict[Any, tuple[Function, bool]] = {
     bilinear.bilinear: (lambda u, c: F.bilinear(u[:, 0], c, TRILINEAR, BIAS[:4]), False),
     bilinear.einsum: (lambda u, c: torch.einsum("bi,ij,bj->b", u[:, 0], SQUARE, c), False),
     concatenation.concatenation: (_joined, False),
+    concatenation.stack: (lambda u, c: torch.stack([u[:, 0], c, u[:, 1]], 1).sin(), False),
     concatenation.elementwise: (lambda u, c: F.linear(_joined(u, c) * _joined(u, c), WIDE), False),
     concatenation.flatten: (lambda u, c: _stack(u, c).flatten(1) @ torch.ones(48, 2), False),
     concatenation.columns: (lambda u, c: _joined(u, c)[:, 3:9], False),

@@ -154,6 +154,28 @@ def test_unknown_names_are_an_error() -> None:
         ikbo.rewrite(Model(lambda u, c: u), _inputs(), {"candidates": USER["user"]}, ["candidate"])
 
 
+def test_a_name_is_no_list_of_names() -> None:
+    for contexts, candidates in (
+        ({"user": ikbo.Context("user", "user_index")}, ["candidate"]),
+        (USER, "candidate"),
+    ):
+        with pytest.raises(ValueError, match=r"expected a list of names, got '(user|candidate)'"):
+            ikbo.rewrite(Model(lambda u, c: u), _inputs(), contexts, candidates)
+
+
+def test_inputs_that_the_original_refuses_are_not_made_up() -> None:
+    class Tiled(nn.Module):
+        def forward(self, user: Tensor, candidate: Tensor) -> Tensor:
+            return user.sum(0) * torch.linalg.cholesky(candidate)
+
+    contexts = {"user": ikbo.Context(["user"])}
+    given = torch.randn(3, 2, 2), torch.eye(2).expand(4, 2, 2).clone()
+    _, report = ikbo.rewrite(Tiled(), given, contexts, ["candidate"])
+    with pytest.raises(ValueError, match="the original takes none that are made up"):
+        report.verify()
+    report.verify(given)
+
+
 def test_examples_of_one_row_are_an_error() -> None:
     with pytest.raises(ValueError, match="at least 2 rows for user, got 1 in 'user'"):
         ikbo.rewrite(Model(lambda u, c: u), _inputs(1), USER, ["candidate"])

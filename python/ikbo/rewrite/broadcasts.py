@@ -1,6 +1,7 @@
 """The forms in which a model copies rows of a context, once for each row of another batch.
 
-Recognised: ``index_select``, ``x[idx]``, ``gather`` along dimension 0 with an expanded index,
+Recognised: ``index_select``, ``x[idx]``, ``embedding`` with the context's rows as its table,
+``gather`` along dimension 0 with an expanded index,
 ``repeat_interleave`` by a number or by counts, one row under ``expand``, ``expand`` with a view
 that merges the new dimension into the first, and FBGEMM's index-selects (`algebra.sparse` has the
 rest).
@@ -91,6 +92,15 @@ def _index(node: fx.Node, named: dict[str, Any]) -> Broadcast | None:
         return None
     index = row_index(named["indices"][0])
     return Broadcast(named["self"], Form.INDEX, index, True, "x[idx]")
+
+
+def _embedding(node: fx.Node, named: dict[str, Any]) -> Broadcast | None:
+    if not _is_row_index(named["indices"]) or named["scale_grad_by_freq"] or named["sparse"]:
+        return None
+    if named["padding_idx"] >= 0:
+        return None  # its row has no gradient
+    index = row_index(named["indices"])
+    return Broadcast(named["weight"], Form.INDEX, index, False, "embedding of context rows")
 
 
 def _gather(node: fx.Node, named: dict[str, Any]) -> Broadcast | None:
@@ -203,6 +213,7 @@ FORMS = {
     aten.index_select.default: _index_select,
     aten.index.Tensor: _index,
     aten.gather.default: _gather,
+    aten.embedding.default: _embedding,
     aten.repeat_interleave.self_Tensor: _repeat_by_counts,
     aten.repeat_interleave.self_int: _repeat_by_number,
     aten.expand.default: _one_row,

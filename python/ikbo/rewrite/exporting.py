@@ -22,6 +22,9 @@ def sources_of(contexts: Mapping[str, Context], candidate_inputs: Sequence[str])
     """The batch of each input by name."""
     if CANDIDATES in contexts:
         raise ValueError(f"ikbo.rewrite: expected a context by another name than {CANDIDATES!r}.")
+    for names in (candidate_inputs, *(c.inputs for c in contexts.values())):
+        if isinstance(names, str):
+            raise ValueError(f"ikbo.rewrite: expected a list of names, got {names!r}.")
     sources = dict.fromkeys(candidate_inputs, CANDIDATES)
     for name, context in contexts.items():
         for given in (*context.inputs, *context.jagged):

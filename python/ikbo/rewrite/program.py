@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from . import verify
 from .algebra import algebra
+from .broadcasts import Form
 from .context import Context, Inputs
 from .cost import is_fused, users
 from .engine import Rewriter
@@ -46,14 +47,15 @@ def rewritten(
         seeds = seeds_of_program(program, sources, contexts)
     else:
         program, seeds = exported(model, example_inputs, contexts, sources)
-    new, report = _rewritten(program, seeds, example_inputs)
+    maps = {c.map: name for name, c in contexts.items() if c.map}
+    new, report = _rewritten(program, seeds, maps, example_inputs)
     if not split:
         return new, report
     return new, report, split_program(new, seeds.sources, report.inputs)
 
 
 def _rewritten(
-    program: ExportedProgram, seeds: Seeds, example_inputs: Inputs
+    program: ExportedProgram, seeds: Seeds, maps: Mapping[str, str], example_inputs: Inputs
 ) -> tuple[ExportedProgram, Report]:
     graph, signature = program.graph, program.graph_signature
     lineages = trace_lineage(graph, seeds.sources, seeds.across, seeds.jagged)
@@ -88,7 +90,8 @@ def _rewritten(
         )
     names = {n.name: str(lineage) for n, lineage in lineages.items()}
     copies = tuple(_copy(*found) for found in rewriter.builder.copies())
-    inputs = _inputs(program, seeds, rewriter.maps, example_inputs)
+    known = {n: verify.Map(context, Form.INDEX, False) for n, context in maps.items()}
+    inputs = _inputs(program, seeds, {**known, **rewriter.maps}, example_inputs)
     return rewritten, Report(program, rewritten, rewriter.entries, names, copies, inputs)
 
 

@@ -136,6 +136,14 @@ class Pair:
         checks = []
         for case, sizes in _cases(inputs, draw):
             given = made_up(inputs, sizes, generator)
+            try:
+                with torch.no_grad():
+                    _run(self._plain, lambda t: t.clone(), given)
+            except Exception as error:
+                raise ValueError(
+                    "ikbo.rewrite: expected inputs for verify(inputs=...): the original takes none "
+                    f"that are made up ({case}): {error}"
+                ) from error
             checks.append(self.compare(given, case))
         padded = self._compare_padded(inputs, draw, generator)
         return checks if padded is None else [*checks, padded]

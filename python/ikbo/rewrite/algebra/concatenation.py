@@ -22,18 +22,18 @@ from ..rules import (
     same,
     value,
 )
-from ..values import Gathered, Grid, Joined, Part
+from ..values import Gathered, Grid, Joined, Part, Range
 from .registry import algebra_for
 
 
-@algebra_for(aten.cat.default)
+@algebra_for(aten.cat.default, aten.concat.default, aten.concatenate.default, aten.hstack.default)
 def concatenation(r: Rewriter, node: fx.Node) -> Done | None:
     """``cat`` of rows of different batches is put off."""
     named = named_arguments(node)
     tensors, rank = list(named["tensors"]), value(node).dim()
     if any(value(n).dim() != rank for n in tensors):
         return None  # empty 1-D tensors, which cat skips
-    dim = named["dim"] % rank
+    dim = named.get("dim", 1) % rank  # hstack has none
     parts: list[Part] = []
     columns: list[tuple[tuple[int, int], ...]] = []
     begin = 0
@@ -49,6 +49,31 @@ def concatenation(r: Rewriter, node: fx.Node) -> Done | None:
             parts.append(lazy if isinstance(lazy, Gathered) else r.builder.node_of(lazy))
             columns.append(((begin, begin + size),))
         begin += size
+    return _joined(tensors, parts, dim, tuple(columns))
+
+
+@algebra_for(aten.stack.default)
+def stack(r: Rewriter, node: fx.Node) -> Done | None:
+    """``stack`` is ``cat`` along a new dimension."""
+    named = named_arguments(node)
+    tensors, dim = list(named["tensors"]), named["dim"] % value(node).dim()
+
+    def part(n: fx.Node) -> Part:
+        lazy = r.lazy(n)
+        if isinstance(lazy, Gathered) and lazy.place.leading:
+            source = r.builder.call(aten.unsqueeze.default, lazy.source, dim)
+            return Gathered(source, lazy.map, lazy.place)
+        return r.builder.call(aten.unsqueeze.default, r.builder.node_of(lazy), dim)
+
+    if dim == 0 or not any(isinstance(r.lazy(n), Gathered) for n in tensors):
+        return None
+    columns = tuple(((i, i + 1),) for i in range(len(tensors)))
+    return _joined(tensors, [part(n) for n in tensors], dim, columns)
+
+
+def _joined(
+    tensors: list[fx.Node], parts: list[Part], dim: int, columns: tuple[tuple[Range, ...], ...]
+) -> Done | None:
     maps = {p.map for p in parts if isinstance(p, Gathered)}
     if not maps or (len(maps) == 1 and not any(isinstance(p, fx.Node) for p in parts)):
         return None  # no copies, or all of the same rows: sunk or left as any op
@@ -57,7 +82,7 @@ def concatenation(r: Rewriter, node: fx.Node) -> Done | None:
     if len({value(n).dtype for n in tensors}) != 1:
         return None
     plain = Joined(tuple(parts), dim)
-    joined = plain if plain.ranges == tuple(columns) else Joined(plain.parts, dim, tuple(columns))
+    joined = plain if plain.ranges == columns else Joined(plain.parts, dim, columns)
     return joined, "deferred", "a concatenation of different rows, made where it must be"
 
 
