@@ -112,6 +112,8 @@ def test_batch_norm_in_training_stays_and_in_eval_sinks() -> None:
     report = _report(Normed().train())
     assert any("BatchNorm in training" in e.reason for e in report.of("left")), str(report)
     report.verify(_inputs())
+    with pytest.raises(ValueError, match="updates no buffers to split, as in eval mode"):
+        ikbo.rewrite(Normed().train(), _inputs(), USER, ["candidate"], split=True)
     report = _report(Normed().eval())
     assert any("BatchNorm in eval" in e.reason for e in report.of("sunk")), str(report)
     report.verify(_inputs())
@@ -142,6 +144,27 @@ def test_masked_target_attention_keeps_its_mask() -> None:
     report = _report(Model(function))
     assert not report.of("replaced by candidate_attention")
     report.verify(_inputs())
+
+
+def test_other_sizes_stay_symbolic() -> None:
+    """A history whose length is free, too: stacked products, masks and sums of it."""
+
+    class Free(nn.Module):
+        def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:
+            u = user[user_index]
+            rows = torch.cat([u, candidate[:, None]], 1)
+            dots = u @ candidate[:, :, None]
+            mask = torch.arange(u.shape[1])[None] < 2
+            seen = F.scaled_dot_product_attention(candidate[:, None], u, u, mask[:, None])
+            return (rows @ rows.mT).sum((1, 2)) + dots.sum((1, 2)) + seen.sum((1, 2))
+
+    users, candidates, length = (torch.export.Dim(n) for n in ("user", "candidates", "length"))
+    shapes = ({0: users, 1: length}, {0: candidates}, {0: candidates})
+    program = torch.export.export(Free(), _inputs(), dynamic_shapes=shapes)
+    _, report = ikbo.rewrite(program, _inputs(), USER, ["candidate"])
+    for n in (5, 1, 9):
+        user, candidate, index = _inputs(4, 20)
+        report.verify((user[:, :1].expand(-1, n, -1) * torch.rand(n, 1), candidate, index))
 
 
 def test_unknown_names_are_an_error() -> None:

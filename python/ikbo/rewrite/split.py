@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from .lineage import CANDIDATES
@@ -28,6 +29,10 @@ def split_program(
         sources: the batch of each input by the placeholder's name.
         inputs: examples of the program's inputs.
     """
+    if any(s.kind is not OutputKind.USER_OUTPUT for s in program.graph_signature.output_specs):
+        raise ValueError(
+            "ikbo.rewrite: expected a model that updates no buffers to split, as in eval mode."
+        )
     graph, sides = _with_parts(program, sources)
     (output,) = graph.find_nodes(op="output")
     results = output.args[0]

@@ -53,7 +53,7 @@ def _lengths(r: Rewriter, mask: Lazy, keys: Lazy) -> fx.Node | None:
     assert isinstance(positions, fx.Node) and isinstance(lengths, fx.Node)
     row = value(positions)
     counted = _seen_through(positions)
-    if row.numel() != length or not same(row.shape[-1], length):
+    if not same(row.numel(), length) or not same(row.shape[-1], length):
         return None
     if counted.target not in (aten.arange.default, aten.arange.start_step):
         return None

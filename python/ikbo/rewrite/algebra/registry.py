@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ..engine import Algebra, Rewriter
-from ..rules import value
+from ..rules import aten, value
 from ..values import RowMap
 
 ikbo = torch.ops.ikbo
@@ -31,10 +31,13 @@ def algebra_for(*targets: Any) -> Callable[[Algebra], Algebra]:
 
 
 def map_arguments(r: Rewriter, rows: RowMap) -> tuple[fx.Node, fx.Node, fx.Node]:
-    """cand_to_user, user_offsets and order of the ops, grouped once for the program."""
-    grouped = r.builder.call(ikbo.group_candidates.default, rows.node, rows.rows)
+    """cand_to_user, user_offsets and order of the ops, cast and grouped once for the program."""
+    index = rows.node
+    if value(index).dtype is not torch.int32:
+        index = r.builder.call(aten._to_copy.default, index, dtype=torch.int32)
+    grouped = r.builder.call(ikbo.group_candidates.default, index, rows.rows)
     order, offsets = (r.builder.call(operator.getitem, grouped, i) for i in (0, 1))
-    return rows.node, offsets, order
+    return index, offsets, order
 
 
 def may_split(r: Rewriter, weight: fx.Node, *others: fx.Node | None) -> bool:

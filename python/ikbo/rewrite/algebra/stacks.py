@@ -83,12 +83,14 @@ def _block(r: Rewriter, node: fx.Node, a: Part, b: Part) -> Part:
     if not isinstance(a, Gathered) and not isinstance(b, Gathered):
         return call(aten.matmul.default, a, b)
     r.note("left", node, MIXED)
-    if isinstance(a, fx.Node) or value(node).device.type != "cpu":
-        return call(aten.matmul.default, r.builder.node_of(a), r.builder.node_of(b))
+    other = r.builder.node_of(b)
+    sizes = (*value(other).shape[1:], _shape(a)[1])
+    known = all(isinstance(s, int) and s > 0 for s in sizes)
+    if isinstance(a, fx.Node) or value(node).device.type != "cpu" or not known:
+        return call(aten.matmul.default, r.builder.node_of(a), other)
     # On a CPU the copy is made piece by piece, each as large as what the candidates bring, so that
     # the pieces stay in the cache and memory's peak low; on a GPU further launches would cost more.
-    other, n = r.builder.node_of(b), int(value(a.source).shape[1])
-    step = max(1, min(int(s) for s in (*value(other).shape[1:], n)))
+    n, step = sizes[-1], min(sizes)
     pieces = [
         call(aten.matmul.default, r.builder.node_of(Gathered(part, a.map, Place())), other)
         for part in (call(aten.slice.Tensor, a.source, 1, i, min(i + step, n))
@@ -223,7 +225,11 @@ def flat_grid(r: Rewriter, node: fx.Node) -> Done | None:
 
 
 def _size(part: Part, dim: int) -> int:
-    return int(value(_source(part)).shape[dim])
+    return int(_shape(part)[dim])
+
+
+def _shape(part: Part) -> Any:
+    return value(_source(part)).shape
 
 
 def _within(sizes: list[int], index: int) -> tuple[int, int]:
