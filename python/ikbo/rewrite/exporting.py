@@ -104,7 +104,7 @@ def exported(
         args = bound.args if args else ()
         signature = inspect.signature(model.forward)
     # Placeholders come in the order of the arguments.
-    kwargs = {n: kwargs[n] for n in sorted(kwargs, key=list(signature.parameters).index)}
+    kwargs = {n: kwargs[n] for n in (*signature.parameters, *kwargs) if n in kwargs}
     given = signature.bind(*args, **kwargs).arguments
     _check_names(sources, set(given))
     names_of_maps = {c.map for c in contexts.values() if c.map}
