@@ -79,6 +79,106 @@ def test_stays(name: str) -> None:
         report.verify(_inputs(*sizes))
 
 
+WEIGHT, SQUARE, TRILINEAR = torch.randn(3, 16), torch.randn(8, 8), torch.randn(2, 8, 8)
+
+
+def _both(u: Tensor, c: Tensor) -> Tensor:
+    return torch.cat([u[:, 0], c], 1)
+
+
+def _stacked(u: Tensor, c: Tensor) -> Tensor:
+    return torch.cat([u, c[:, None]], 1)
+
+
+def _gram(u: Tensor, c: Tensor) -> Tensor:
+    return _stacked(u, c) @ _stacked(u, c).mT
+
+
+def _lengths(u: Tensor) -> Tensor:
+    return u[:, 0, 0].abs().mul(3).long()[:, None]
+
+
+def _attended(u: Tensor, c: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(c[:, None], u, u, mask[:, None])
+
+
+# Beside what the algebra splits or replaces: it must see the difference.
+BESIDE: dict[str, Function] = {
+    "a mask of the last keys": lambda u, c: _attended(u, c, torch.arange(5)[None] >= _lengths(u)),
+    "positions from one": lambda u, c: _attended(u, c, torch.arange(1, 6)[None] <= _lengths(u)),
+    "other positions": lambda u, c: _attended(u, c, torch.arange(5).flip(0)[None] < _lengths(u)),
+    "every other position": lambda u, c: _attended(u, c, torch.arange(0, 10, 2) < _lengths(u)),
+    "lengths that aren't whole": lambda u, c: _attended(
+        u, c, torch.arange(5)[None] < u[:, :1, 0].abs() * 3
+    ),
+    "a mask for each query": lambda u, c: F.scaled_dot_product_attention(
+        torch.stack([c, c.sin()], 1), u, u,
+        torch.arange(5) < torch.cat([_lengths(u)] * 2, 1)[..., None],
+    ),
+    "a causal mask": lambda u, c: F.scaled_dot_product_attention(
+        torch.stack([c, c], 1), u, u, is_causal=True
+    ),
+    "a scale of the candidate's": lambda u, c: (
+        c[:, None] @ u.mT * c[:, None, :1]
+    ).softmax(-1) @ u,
+    "softmax over the queries": lambda u, c: (torch.stack([c, c], 1) @ u.mT).softmax(1) @ u,
+    "weights that are used twice": lambda u, c: (
+        lambda w: (w @ u)[:, 0] + w.amax(-1)
+    )((c[:, None] @ u.mT).softmax(-1)),
+    "softmax in another type": lambda u, c: (
+        (c[:, None] @ u.mT).softmax(-1, dtype=torch.float64).float() @ u
+    ),
+    "parts of different types": lambda u, c: torch.cat([u[:, 0].double(), c], 1).float() @ WEIGHT.T,
+    "rows one after another": lambda u, c: F.linear(torch.cat([u[:, 0], c], 0), SQUARE),
+    "a bilinear form of the user": lambda u, c: F.bilinear(u[:, 0], u[:, 1], TRILINEAR) * c[:, :2],
+    "a bilinear form of a history": lambda u, c: F.bilinear(
+        u, c[:, None].expand(-1, 5, -1).clone(), TRILINEAR
+    ),
+    "a product of three without a weight": lambda u, c: torch.einsum("bi,bi,bi->b", u[:, 0], c, c),
+    "a trace": lambda u, c: torch.einsum("bi,ii,bi->b", u[:, 0], SQUARE, c),
+    "any leading dimensions": lambda u, c: torch.einsum("...i,ij,...j->...", u[:, 0], SQUARE, c),
+    "the rows' index last": lambda u, c: torch.einsum("ib,ij,bj->b", u[:, 0].T, SQUARE, c),
+    "a bias twice": lambda u, c: torch.addmm(WEIGHT[:, 0], _both(u, c), WEIGHT.T, beta=2),
+    "a bias for each row": lambda u, c: torch.addmm(c[:, :3], _both(u, c), WEIGHT.T),
+    "a sum over two dimensions": lambda u, c: _stacked(u, c).sum((1, 2)),
+    "a sum in another type": lambda u, c: _stacked(u, c).sum(1, dtype=torch.float64),
+    "every other column": lambda u, c: _both(u, c)[:, ::2],
+    "the last columns": lambda u, c: _both(u, c)[:, -3:].sin() * _both(u, c)[:, -20:3],
+    "rows and the stack in one": lambda u, c: _stacked(u, c).flatten(0, 1) @ SQUARE,
+    "a stack against itself": lambda u, c: _both(u, c)[:, None] * _both(u, c)[:, :, None],
+    "a slice of a product": lambda u, c: _gram(u, c)[:, 2:4, 1:],
+    "a product in three dimensions": lambda u, c: _gram(u, c).unflatten(1, (2, 3)),
+    "pairs by a mask": lambda u, c: _gram(u, c)[:, torch.ones(6, 6).tril(-1) > 0],
+    "pairs by one index": lambda u, c: _gram(u, c)[:, torch.tensor([0, 5, 2])],
+    "pairs from the end": lambda u, c: _gram(u, c)[:, torch.tensor([-1, 0]), torch.tensor([2, -6])],
+    "pairs in a table": lambda u, c: _gram(u, c)[:, torch.arange(4).view(2, 2), torch.arange(2)],
+    "pairs of other pairs": lambda u, c: _stacked(u, c)[:, 1:] @ _stacked(u, c)[:, :4].mT,
+    "the sum of both products": lambda u, c: _stacked(u, c).mT @ _stacked(u, c),
+    "a sum of three": lambda u, c: F.linear(2 + torch.cat([u[:, 0] - c + u[:, 1], c], 1), WEIGHT),
+    "a weighted sum": lambda u, c: F.linear(
+        torch.cat([torch.add(u[:, 0], c, alpha=3), c], 1), WEIGHT
+    ),
+    "stacked in front": lambda u, c: torch.stack([u[:, 0], c]).sin(),
+    "one part twice": lambda u, c: F.linear(torch.cat([u[:, 0] - c] * 2, 1), WEIGHT),
+    "gelu by tanh": lambda u, c: F.gelu(F.linear(_both(u, c), WEIGHT), approximate="tanh"),
+    "a linear map that isn't a matrix": lambda u, c: _both(u, c) @ WEIGHT[0],
+}  # fmt: skip
+
+
+ATTENTION = [n for n in BESIDE if any(w in n for w in ("mask of", "mask for", "causal", "position",
+             "whole", "scale", "softmax", "used twice"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("of_attention", [True, False])
+def test_beside_the_algebra(of_attention: bool) -> None:
+    """All of them at once: result i of a failure is the i-th."""
+    functions = [f for n, f in BESIDE.items() if (n in ATTENTION) == of_attention]
+    report = _report(Model(lambda u, c: [f(u, c) for f in functions]))  # type: ignore[arg-type,return-value]
+    assert not (of_attention and report.of("replaced by candidate_attention")), str(report)
+    for sizes in ((3, 7), (1, 2), (4, 20)):
+        report.verify(_inputs(*sizes))
+
+
 def test_dropout_in_training_stays_and_in_eval_sinks() -> None:
     class Dropped(Model):
         def __init__(self, p: float) -> None:
