@@ -150,6 +150,7 @@ def _check_all(run: Callable[..., Any], sizes: list[tuple[int, int]]) -> None:
                 torch.testing.assert_close(got[name], want, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.no_cover
 def test_export_and_one_package_for_all_sizes(tmp_path: Any) -> None:
     together = Together({n: _rewritten(n)[0].module(check_guards=False) for n in NAMES})
     given = _given(9, 3)
@@ -166,6 +167,7 @@ def test_export_and_one_package_for_all_sizes(tmp_path: Any) -> None:
     _check_all(package, [(9, 3), (1, 1), (40, 1), (1, 5), (1400, 20)])
 
 
+@pytest.mark.no_cover
 def test_compile() -> None:
     together = Together({n: _rewritten(n)[0].module(check_guards=False) for n in NAMES})
     compiled = torch.compile(together, fullgraph=True, dynamic=True)
@@ -177,6 +179,7 @@ def test_compile() -> None:
 SWAPPABLE = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("folding", [False, True], ids=["not folded", "folded"])
 def test_constants_of_a_package_are_swapped(folding: bool, tmp_path: Any) -> None:
     """Views, sums and packs of weights follow a later checkpoint of the original."""
@@ -204,6 +207,7 @@ PEAKS = {"dcnv2": 0.85, "wukong": 0.55}
 TIMES = {"dlrm": 0.7, "dcnv2": 0.7, "wukong": 0.95}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_and_time_on_a_cpu(name: str) -> None:
     torch.manual_seed(0)

@@ -57,6 +57,7 @@ def _quiet() -> Iterator[None]:
 GROUPS, EACH = 30, 10
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_random_models(group: int) -> None:
     """300 models: equal results, or left alone."""
@@ -83,6 +84,7 @@ def _report(kind: str) -> tuple[Report, tuple[int, ...]]:
 KINDS = ["tower", "activation unit", "target attention"]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("kind", KINDS)
 @hypothesis.settings(deadline=None, max_examples=10)
 @hypothesis.given(data=st.data())
