@@ -248,9 +248,9 @@ def _peak(call: Callable[[], object]) -> int:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """CPU seconds, the least of three: other processes only add to it."""
+    """CPU seconds, the lesser of two: other processes only add to it."""
     taken = []
-    for _ in range(3):
+    for _ in range(2):
         begin = time.process_time()
         call()
         taken.append(time.process_time() - begin)

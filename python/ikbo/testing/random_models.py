@@ -97,7 +97,7 @@ class RandomModel(nn.Module):
     random point, by ``x[idx]`` or ``index_select``, once or twice.
     """
 
-    def __init__(self, seed: int, most_steps: int = 3) -> None:
+    def __init__(self, seed: int, most_steps: int = 2) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
