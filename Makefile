@@ -1,5 +1,5 @@
 # Each target is enough by itself on a machine with Python >= 3.10 and a C++ compiler:
-#   make demo     ranks movies for a user with an ikbo model
+#   make demo     trains a plain model, rewrites it, ranks movies with it
 #   make test     tests the installed wheel
 #   make wheel    dist/ikbo-*.whl
 #   make bench    benchmarks, on a Hopper GPU

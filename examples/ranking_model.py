@@ -1,4 +1,5 @@
-"""A small ranking model that scores the usual way and, with the same weights, through ikbo."""
+"""A small ranking model in plain PyTorch, which scores the usual way: a copy of the user for each
+candidate."""
 
 from __future__ import annotations
 
@@ -8,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from movielens import History, MovieLens
 from torch import Tensor, nn
-
-import ikbo
 
 
 class UserSide(NamedTuple):
@@ -21,7 +20,7 @@ class UserSide(NamedTuple):
     length: Tensor  # int32 [U]: how much of the history is there
 
     def per_candidate(self, cand_to_user: Tensor) -> UserSide:
-        """A copy for every candidate: what ikbo does without."""
+        """A copy for every candidate: what ikbo.rewrite takes out."""
         return UserSide(*(t.index_select(0, cand_to_user) for t in self))
 
     def nbytes(self) -> int:
@@ -63,10 +62,9 @@ class RankingModel(nn.Module):
         self.rated = nn.Embedding(6, width)
         self.heads = heads
         self.key, self.value, self.query = (nn.Linear(width, width) for _ in range(3))
-        self.n_user_rows, n_candidate_rows = len(counts), 3
-        self.compress = nn.Linear(self.n_user_rows + n_candidate_rows, compressed)
-        self.n_user_features = self.n_user_rows * width
-        n_features = (self.n_user_rows + n_candidate_rows + compressed + 2) * width
+        n_rows = len(counts) + 3
+        self.compress = nn.Linear(n_rows, compressed)
+        n_features = (n_rows + compressed + 2) * width
         self.mlp_in = nn.Linear(n_features, hidden)
         self.mlp_out = nn.Linear(hidden, 1)
         self.dropout = nn.Dropout(dropout)
@@ -88,7 +86,7 @@ class RankingModel(nn.Module):
         return self.dropout(self._movie_rows()[movies])
 
     def forward(self, user: UserSide, candidates: Tensor) -> Tensor:
-        """The usual way: row b of every user tensor belongs to candidate b. [B, 3, N] -> [B]."""
+        """Row b of every user tensor belongs to candidate b. [B, 3, N] -> [B]."""
         stacked = torch.cat([user.rows, candidates], 1)
         compressed = F.gelu(self.compress(stacked.mT).mT)
         seen = torch.arange(user.keys.shape[1], device=user.keys.device) < user.length[:, None]
@@ -102,30 +100,6 @@ class RankingModel(nn.Module):
         hidden = F.gelu(self.mlp_in(torch.cat([f.flatten(1) for f in features], 1)))
         return self.mlp_out(self.dropout(hidden)).squeeze(1)
 
-    def score_shared(
-        self, user: UserSide, candidates: Tensor, cand_to_user: ikbo.CandidateMap
-    ) -> Tensor:
-        """The same through ikbo: user tensors keep one row a user. For inference."""
-        w_user, w_cand = self._split(self.compress.weight, self.n_user_rows)
-        compressed = ikbo.linear_compression(
-            candidates, user.rows, w_cand, w_user, self.compress.bias, cand_to_user, "gelu"
-        )
-        attended = ikbo.candidate_attention(
-            self._query(candidates), user.keys, user.values, cand_to_user, kv_len=user.length
-        ).flatten(1)
-        features = [candidates, compressed, attended, attended * candidates.sum(1)]
-        w_user, w_cand = self._split(self.mlp_in.weight, self.n_user_features)
-        hidden = ikbo.concat_linear(
-            torch.cat([f.flatten(1) for f in features], 1),
-            user.rows.flatten(1),
-            w_cand,
-            w_user,
-            self.mlp_in.bias,
-            cand_to_user,
-            "gelu",
-        )
-        return self.mlp_out(hidden).squeeze(1)
-
     def _movie_rows(self) -> Tensor:
         """[movies, 3, N]"""
         return torch.stack([self.movie.weight, self.genre(self.genres), self.year(self.years)], 1)
@@ -133,7 +107,3 @@ class RankingModel(nn.Module):
     def _query(self, candidates: Tensor) -> Tensor:
         """[B, 1, H, D]: what a candidate asks of the history."""
         return self.query(candidates.sum(1)).unflatten(-1, (self.heads, -1)).unsqueeze(1)
-
-    @staticmethod
-    def _split(weight: Tensor, n_user: int) -> tuple[Tensor, Tensor]:
-        return weight[:, :n_user], weight[:, n_user:]

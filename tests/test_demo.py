@@ -12,8 +12,6 @@ import torch
 from movielens import HISTORY, MovieLens
 from ranking_model import RankingModel
 
-import ikbo
-
 USERS, MOVIES, RATINGS = 9, 400, 60
 
 
@@ -34,7 +32,7 @@ def data() -> MovieLens:
     )
 
 
-def test_trains_and_ranks_alike_in_both_ways(data: MovieLens) -> None:
+def test_trains_and_ranks_alike_rewritten(data: MovieLens) -> None:
     model = RankingModel(data)
     examples = torch.arange(len(data.rating))
     losses = rank_movies.train(model, data, examples[data.first[data.user] != examples], epochs=40)
@@ -43,14 +41,16 @@ def test_trains_and_ranks_alike_in_both_ways(data: MovieLens) -> None:
     users = torch.tensor([4, 0, 8])
     history = data.history(users, data.first[users] + torch.tensor([RATINGS, 1, 7]))
     assert history.length.tolist() == [HISTORY, 1, 7]
-    cand_to_user = torch.tensor([2, 0, 0, 1, 2, 0, 1], dtype=torch.int32)  # unsorted
+    cand_to_user = torch.tensor([2, 0, 0, 1, 2, 0, 1])  # unsorted
+    program, report = rank_movies.rewrite(model, data)
+    assert not report.broadcasts and report.of("replaced by candidate_attention")
     with torch.inference_mode():
         user = model.user_side(users, history)
         candidates = model.candidate_rows(torch.arange(7))
         usual = model(user.per_candidate(cand_to_user), candidates)
-        shared = model.score_shared(user, candidates, ikbo.candidate_map(cand_to_user, n_users=3))
+        served = program.module()(user=user, candidates=candidates, cand_to_user=cand_to_user)
     assert usual.unique().numel() == 7
-    torch.testing.assert_close(shared, usual, rtol=0, atol=1e-5)
+    torch.testing.assert_close(served, usual, rtol=0, atol=1e-5)
 
 
 def test_history_ends_before_its_place_and_stays_with_its_user(data: MovieLens) -> None:

@@ -15,6 +15,7 @@ OPS = (
     "tower",
     "group_candidates",
     "gemm",
+    "models",
 )
 
 

@@ -12,12 +12,16 @@ if "ikbo.collect_env" not in sys.orig_argv:
     from .diagnostics import counters, explain, reset_counters, sm_limit, strict, warmup
     from .ops import *  # noqa: F403
     from .ops import __all__ as _op_names
+    from .rewrite import Context, rewrite, shadow
 
     __all__ = [
+        "Context",
         "counters",
         "explain",
         "nn",
         "reset_counters",
+        "rewrite",
+        "shadow",
         "sm_limit",
         "strict",
         "warmup",

@@ -2,5 +2,6 @@
 
 from . import definitions
 from .closeness import assert_matches_definition
+from .random_models import RandomModel
 
-__all__ = ["assert_matches_definition", "definitions"]
+__all__ = ["RandomModel", "assert_matches_definition", "definitions"]

@@ -1,0 +1,334 @@
+"""(b), (c): a linear map over a concatenation of different rows is the sum of maps of its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import fx
+
+from ..engine import Done, Rewriter
+from ..rules import Place, aten, named_arguments, same, value
+from ..values import Gathered, Joined, Part, Range, RowMap
+from .attention import attended
+from .registry import algebra_for, ikbo, map_arguments, may_split
+
+LINEAR = "a linear map over a concatenation is the sum of linear maps of its parts"
+STACKED = "a product over stacked rows is the sum of the products of its parts"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Term:
+    """``sign * x``, read through ``map``, meets these columns of the weight."""
+
+    x: fx.Node
+    map: RowMap | None
+    sign: int
+    columns: tuple[Range, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Half:
+    """Terms of one batch side by side, and their columns of the weight."""
+
+    x: fx.Node
+    weight: fx.Node
+    map: RowMap | None
+    width: int
+
+
+@algebra_for(aten.linear.default)
+def linear(r: Rewriter, node: fx.Node) -> Done | None:
+    """``linear(cat(...))`` along the last dimension."""
+    named = named_arguments(node)
+    x, weight, bias = named["input"], named["weight"], named["bias"]
+    if not may_split(r, weight, bias) or value(x).dtype != value(weight).dtype:
+        return None
+    joined = _joined(r, x, value(x).dim() - 1)
+    if joined is None:
+        return None
+    return _split(r, node, joined, r.plain(weight), None if bias is None else r.plain(bias))
+
+
+@algebra_for(aten.addmm.default, aten.mm.default)
+def addmm(r: Rewriter, node: fx.Node) -> Done | None:
+    """The same as ATen's core ops write it: ``x @ w.t()``, and addmm with a bias."""
+    named = named_arguments(node)
+    x, weight = named.get("mat1", named["self"]), named["mat2"]
+    bias = named["self"] if node.target is aten.addmm.default else None
+    if not may_split(r, weight, bias) or value(x).dtype != value(weight).dtype:
+        return None
+    if named.get("beta", 1) != 1 or named.get("alpha", 1) != 1:
+        return None
+    if bias is not None and (
+        value(bias).dim() != 1 or not same(value(bias).shape[0], value(weight).shape[1])
+    ):
+        return None
+    joined = _joined(r, x, 1)
+    if joined is None:
+        return None
+    transposed = r.builder.call(aten.permute.default, r.plain(weight), [1, 0])
+    return _split(r, node, joined, transposed, None if bias is None else r.plain(bias))
+
+
+@algebra_for(aten.matmul.default)
+def matmul(r: Rewriter, node: fx.Node) -> Done | None:
+    """``cat(...) @ w`` along the last dimension, ``w @ cat(...)`` along the stacked one."""
+    left, right = node.args[:2]
+    assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
+    done = attended(r, node)
+    if done is not None:
+        return done
+    if value(right).dim() == 2 and may_split(r, right):
+        joined = _joined(r, left, value(left).dim() - 1)
+        if joined is None or value(left).dtype != value(right).dtype:
+            return None
+        transposed = r.builder.call(aten.permute.default, r.plain(right), [1, 0])
+        return _split(r, node, joined, transposed, None)
+    return _compressed(r, node, left, right)
+
+
+@algebra_for(aten.einsum.default)
+def compression(r: Rewriter, node: fx.Node) -> Done | None:
+    """``einsum("mk,bkn->bmn", weight, stacked)``, by any letters and in either order."""
+    equation, operands = node.args[:2]
+    assert isinstance(equation, str) and isinstance(operands, (list, tuple))
+    left, _, out = equation.replace(" ", "").partition("->")
+    terms = list(zip(left.split(","), operands, strict=True))
+    if len(terms) != 2 or sorted(len(t) for t, _ in terms) != [2, 3]:
+        return None
+    (w, weight), (e, x) = sorted(terms, key=lambda t: len(t[0]))
+    if len(set(w + e)) != 4 or w[1] != e[1] or out != e[0] + w[0] + e[2]:
+        return None
+    assert isinstance(weight, fx.Node) and isinstance(x, fx.Node)
+    return _compressed(r, node, weight, x)
+
+
+def _joined(r: Rewriter, x: fx.Node, dim: int) -> Joined | None:
+    """The concatenation along ``dim`` that x is; a sum of different rows counts as one."""
+    lazy = r.lazy(x)
+    if isinstance(lazy, Joined):
+        return lazy if lazy.dim == dim else None
+    if not isinstance(lazy, fx.Node):
+        return None
+    parts = [lazy]
+    if lazy.target is aten.cat.default and (*lazy.args[1:], 0)[0] in (dim, dim - value(x).dim()):
+        parts = [n for n in lazy.all_input_nodes if value(n).dim() == value(x).dim()]
+        if parts != lazy.args[0]:
+            return None  # one of them twice, or empty ones, which cat skips
+    if any(isinstance(s, Gathered) for part in parts for s, _ in _summands(r, part, dim)):
+        return Joined(tuple(parts), dim)
+    return None
+
+
+def _summands(r: Rewriter, node: fx.Node, dim: int, sign: int = 1) -> list[tuple[Part, int]]:
+    """``node`` as a signed sum, if it is an element-wise sum in which copied rows take part.
+
+    Its terms may repeat along dimensions other than ``dim``.
+    """
+    copied = r.builder.copy_of(node)
+    if copied is not None and copied.place.leading:
+        return [(copied, sign)]
+    if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
+        terms: list[tuple[Part, int]] = []
+        for n, s in zip(node.args, (1, -1 if node.target is aten.sub.Tensor else 1), strict=False):
+            if not isinstance(n, fx.Node) or value(n).dim() != value(node).dim():
+                return [(node, sign)]
+            if not same(value(n).shape[dim], value(node).shape[dim]):
+                return [(node, sign)]
+            if value(n).dtype != value(node).dtype:
+                return [(node, sign)]
+            terms += _summands(r, n, dim, sign * s)
+        # A term that reads copied rows itself, such as a product, is no cheaper on its own.
+        reads = [t for t, _ in terms if isinstance(t, fx.Node)
+                 and any(r.builder.copy_of(n) for n in t.all_input_nodes)]  # fmt: skip
+        if len(node.args) == 2 and not reads and any(isinstance(t, Gathered) for t, _ in terms):
+            return terms
+    return [(node, sign)]
+
+
+def _terms(r: Rewriter, joined: Joined) -> list[_Term]:
+    terms: list[_Term] = []
+    for part, columns in zip(joined.parts, joined.ranges, strict=True):
+        summands = [(part, 1)] if isinstance(part, Gathered) else _summands(r, part, joined.dim)
+        for summand, sign in summands:
+            if isinstance(summand, Gathered):
+                terms.append(_Term(summand.source, summand.map, sign, columns))
+            else:
+                terms.append(_Term(summand, None, sign, columns))
+    return terms
+
+
+def _narrowed(terms: list[_Term], dim: int) -> list[_Term]:
+    """Candidates' terms that repeat along another dimension, without the repetition."""
+    result = []
+    for term in terms:
+        x = term.x
+        while term.map is None and x.target is aten.expand.default:
+            source = x.args[0]
+            assert isinstance(source, fx.Node)
+            if value(source).dim() != value(x).dim() or not same(
+                value(source).shape[dim], value(x).shape[dim]
+            ):
+                break
+            x = source
+        result.append(dataclasses.replace(term, x=x))
+    return result
+
+
+def _halves(r: Rewriter, joined: Joined, weight: fx.Node) -> tuple[list[_Half], list[_Half]]:
+    """The candidates' halves, one for each shape, and one for each map, the widest first."""
+    terms = _terms(r, joined)
+    rank = value(terms[0].x).dim()
+    if any(t.map is not None for t in terms) and rank > 2:
+        terms = _narrowed(terms, joined.dim)
+    groups: dict[object, list[_Term]] = {}
+    for term in terms:
+        shape = tuple(str(s) for d, s in enumerate(value(term.x).shape) if d != joined.dim)
+        groups.setdefault((term.map, shape), []).append(term)
+    halves = [_half(r, group, joined.dim, weight) for group in groups.values()]
+    own = sorted((h for h in halves if h.map is None), key=lambda h: -_rows(h.x, joined.dim))
+    read = sorted((h for h in halves if h.map is not None), key=lambda h: -h.width)
+    return own, read
+
+
+def _rows(x: fx.Node, dim: int) -> int:
+    """How many dimensions beside ``dim`` aren't 1."""
+    return sum(not same(s, 1) for d, s in enumerate(value(x).shape) if d != dim)
+
+
+def _half(r: Rewriter, terms: list[_Term], dim: int, weight: fx.Node) -> _Half:
+    """The terms joined; what occurs several times meets the sum of its columns."""
+    by_x: dict[fx.Node, list[_Term]] = {}
+    for term in terms:
+        by_x.setdefault(term.x, []).append(term)
+    nodes, weights, width = list(by_x), [], 0
+    plain: list[Range] = []
+    for same_x in by_x.values():
+        width += sum(b - a for a, b in same_x[0].columns)
+        if len(same_x) == 1 and same_x[0].sign == 1:
+            plain += same_x[0].columns
+            continue
+        if plain:
+            weights.append(_columns(r, weight, plain))
+        plain = []
+        weights.append(_weight_sum(r, weight, same_x))
+    if plain:
+        weights.append(_columns(r, weight, plain))
+    x = nodes[0] if len(nodes) == 1 else r.builder.call(aten.cat.default, nodes, dim)
+    its = weights[0] if len(weights) == 1 else r.builder.call(aten.cat.default, weights, 1)
+    return _Half(x, its, terms[0].map, width)
+
+
+def _weight_sum(r: Rewriter, weight: fx.Node, terms: list[_Term]) -> fx.Node:
+    result: fx.Node | None = None
+    for term in sorted(terms, key=lambda t: -t.sign):
+        columns = _columns(r, weight, list(term.columns))
+        if result is None:
+            result = columns if term.sign > 0 else r.builder.call(aten.neg.default, columns)
+        else:
+            op = aten.add.Tensor if term.sign > 0 else aten.sub.Tensor
+            result = r.builder.call(op, result, columns)
+    assert result is not None
+    return result
+
+
+def _columns(r: Rewriter, weight: fx.Node, ranges: list[Range]) -> fx.Node:
+    """Columns of the weight: a view, where they lie together."""
+    merged: list[Range] = []
+    for a, b in ranges:
+        if merged and merged[-1][1] == a:
+            merged[-1] = (merged[-1][0], b)
+        else:
+            merged.append((a, b))
+    if merged == [(0, value(weight).shape[1])]:
+        return weight
+    views = [r.builder.call(aten.slice.Tensor, weight, 1, a, b) for a, b in merged]
+    return views[0] if len(views) == 1 else r.builder.call(aten.cat.default, views, 1)
+
+
+def _split(
+    r: Rewriter, node: fx.Node, joined: Joined, weight: fx.Node, bias: fx.Node | None
+) -> Done | None:
+    b = r.builder
+    own, contexts = _halves(r, joined, weight)
+    if not contexts:
+        return None
+    rank, fused = value(contexts[0].x).dim(), ""
+    pieces: list[fx.Node] = []
+    if own and _rows(own[0].x, joined.dim) == rank - 1:
+        first = contexts[0]
+        assert first.map is not None
+        maps = map_arguments(r, first.map)
+        if rank == 2:
+            fused, (x, *own), (_, *contexts) = "concat_linear", own, contexts
+            pieces.append(b.call(ikbo.concat_linear.default, x.x, first.x, x.weight,
+                                 first.weight, bias, *maps))  # fmt: skip
+            bias = None
+        elif rank == 3 and _transposed(own[0].x) and _transposed(first.x):
+            # Along the stacked axis, written as linear(stacked.mT).mT.
+            fused, (x, *own), (_, *contexts) = "linear_compression", own, contexts
+            rows = [b.call(aten.permute.default, h.x, [0, 2, 1]) for h in (x, first)]
+            product = b.call(ikbo.linear_compression.default, *rows, x.weight, first.weight,
+                             bias, *maps)  # fmt: skip
+            pieces.append(b.call(aten.permute.default, product, [0, 2, 1]))
+            bias = None
+    for half in (*own, *contexts):
+        part = b.call(aten.linear.default, half.x, half.weight, bias)
+        bias = None
+        pieces.append(part if half.map is None else b.node_of(Gathered(part, half.map, Place())))
+    result = _sum(r, pieces)
+    if not _same_shape(result, node):
+        return None
+    return result, f"replaced by {fused}" if fused else "split", LINEAR
+
+
+def _sum(r: Rewriter, pieces: list[fx.Node]) -> fx.Node:
+    result = pieces[0]
+    for piece in pieces[1:]:
+        result = r.builder.call(aten.add.Tensor, result, piece)
+    return result
+
+
+def _same_shape(new: fx.Node, old: fx.Node) -> bool:
+    a, b = value(new).shape, value(old).shape
+    return len(a) == len(b) and all(
+        same(x, y) or (not (isinstance(x, int) and isinstance(y, int)) and not same(x, 1))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def _transposed(x: fx.Node) -> bool:
+    """Whether x is the transpose of something, or a concatenation of such."""
+    if x.target is aten.cat.default:
+        parts = x.args[0]
+        assert isinstance(parts, (list, tuple))
+        return all(isinstance(p, fx.Node) and _transposed(p) for p in parts)
+    if x.target is aten.transpose.int:
+        return {d % 3 for d in x.args[1:] if isinstance(d, int)} == {1, 2}
+    return x.target is aten.permute.default and x.args[1] == [0, 2, 1]
+
+
+def _compressed(r: Rewriter, node: fx.Node, weight: fx.Node, x: fx.Node) -> Done | None:
+    """``weight [M, K] @ stacked [rows, K, N]``."""
+    joined = r.lazy(x)
+    if not isinstance(joined, Joined) or value(x).dim() != 3 or joined.dim != 1:
+        return None
+    if not may_split(r, weight) or value(weight).dtype != value(x).dtype:
+        return None
+    b = r.builder
+    own, contexts = _halves(r, joined, r.plain(weight))
+    if not contexts:
+        return None
+    pieces, action = [], "split"
+    if own and _rows(own[0].x, 1) == 2:
+        (full, *own), (first, *contexts) = own, contexts
+        assert first.map is not None
+        maps = map_arguments(r, first.map)
+        pieces.append(b.call(ikbo.linear_compression.default, full.x, first.x, full.weight,
+                             first.weight, None, *maps))  # fmt: skip
+        action = "replaced by linear_compression"
+    for half in (*own, *contexts):
+        part = b.call(aten.matmul.default, half.weight, half.x)
+        pieces.append(part if half.map is None else b.node_of(Gathered(part, half.map, Place())))
+    result = _sum(r, pieces)
+    return (result, action, STACKED) if _same_shape(result, node) else None

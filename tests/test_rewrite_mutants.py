@@ -1,0 +1,378 @@
+"""Every rule of ikbo.rewrite, made wrong on purpose: Report.verify must see it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ikbo
+from ikbo.rewrite import Report, broadcasts, engine, rules
+from ikbo.rewrite.algebra import (
+    activations,
+    attention,
+    bilinear,
+    concatenation,
+    linear,
+    registry,
+    sparse,
+    stacks,
+)
+from ikbo.rewrite.broadcasts import Broadcast
+from ikbo.rewrite.engine import Rewriter
+from ikbo.rewrite.rules import Call, Place, aten
+from ikbo.rewrite.values import Gathered, Grid, Joined, Lazy
+
+USER = {"user": ikbo.Context(inputs=["user"], map="user_index")}
+Function = Callable[[Tensor, Tensor], Tensor]
+torch.manual_seed(0)
+SQUARE, THIN, BIAS = torch.randn(8, 8) / 3, torch.randn(6, 5) / 2, torch.randn(8)
+WIDE, STACK = torch.randn(8, 16) / 4, torch.randn(4, 6) / 2
+KERNEL, MEAN, VARIANCE = torch.randn(4, 5, 3), torch.randn(5), torch.rand(5) + 1
+TABLE, TRILINEAR = torch.randn(2, 8), torch.randn(4, 8, 8) / 8
+
+
+class Model(nn.Module):
+    """A function of the copied user rows [B, 5, 8] and the candidates [B, 8]."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:
+        return self.function(user[user_index], candidate)
+
+
+def _inputs(n_users: int = 3, n_candidates: int = 7) -> tuple[Tensor, ...]:
+    user, candidate = torch.randn(n_users, 5, 8), torch.randn(n_candidates, 8)
+    # In an order that is no other when read from the end.
+    return user, candidate, (torch.arange(n_candidates) // 2) % n_users
+
+
+def _report(function: Function, core: bool = False) -> Report:
+    if not core:
+        return ikbo.rewrite(Model(function), _inputs(), USER, ["candidate"])[1]
+    users, candidates = torch.export.Dim("user"), torch.export.Dim("candidates")
+    shapes = ({0: users}, {0: candidates}, {0: candidates})
+    program = torch.export.export(Model(function), _inputs(), dynamic_shapes=shapes)
+    return ikbo.rewrite(program.run_decompositions(), _inputs(), USER, ["candidate"])[1]
+
+
+# Row-wise rules: the mutant says that the rows stand in the next dimension.
+
+ROW_WISE: dict[str, Function] = {
+    "_elementwise": lambda u, c: u.sin(),
+    "_dropout": lambda u, c: torch.native_dropout(u, 0.5, False)[0],
+    "_reduction": lambda u, c: u.sum(2),
+    "_along": lambda u, c: u.softmax(2),
+    "_norm": lambda u, c: F.layer_norm(u, (8,)),
+    "_batch_norm": lambda u, c: F.batch_norm(u, MEAN, VARIANCE),
+    "_group_norm": lambda u, c: F.group_norm(u, 5),
+    "_convolution": lambda u, c: F.conv1d(u, KERNEL),
+    "_linear": lambda u, c: F.linear(u, SQUARE),
+    "_embedding": lambda u, c: F.embedding((u > 0).long(), TABLE),
+    "_matmul": lambda u, c: u @ SQUARE,
+    "_addmm": lambda u, c: torch.addmm(BIAS, u[:, 0], SQUARE),
+    "_einsum": lambda u, c: torch.einsum("bld,df->blf", u, SQUARE),
+    "_attention": lambda u, c: F.scaled_dot_product_attention(u, u, u),
+    "_expand": lambda u, c: u[:, :1].expand(-1, 5, -1),
+    "_permute": lambda u, c: u.permute(0, 2, 1),
+    "_transpose": lambda u, c: u.transpose(1, 2),
+    "_t": lambda u, c: u[:, 0].t(),
+    "_unsqueeze": lambda u, c: u.unsqueeze(2),
+    "_squeeze": lambda u, c: u[:, :1].squeeze(1),
+    "_select": lambda u, c: u[:, 1],
+    "_slice": lambda u, c: u[:, :, 2:],
+    "_take": lambda u, c: u.index_select(1, torch.tensor([4, 1, 2])),
+    "_index": lambda u, c: u[:, torch.tensor([4, 1, 2])],
+    "_cat": lambda u, c: torch.cat([u, u], 1),
+    "_pad": lambda u, c: F.pad(u, (1, 1)),
+    "_view": lambda u, c: u.reshape(-1, 8),
+}
+NO_RESULT = {"_assert_metadata"}  # a check, whose result nobody reads
+
+
+def _moved(function: rules.Function) -> rules.Function:
+    def mutant(c: Call) -> Place:
+        place = function(c)
+        if place.inner > 1:  # rows that are merged with another dimension, in the other order
+            return dataclasses.replace(place, inner=1, outer=place.inner)
+        result = c.node.meta["val"]
+        return place.at(
+            (place.dim + 1) % (result[0] if isinstance(result, tuple) else result).dim()
+        )
+
+    return mutant
+
+
+def test_every_row_wise_rule_has_a_mutant() -> None:
+    assert {r.function.__name__ for r in rules.RULES.values()} == {*ROW_WISE, *NO_RESULT}
+
+
+def test_row_wise_rules_as_they_are() -> None:
+    """All at once; each by itself is what the mutants differ in."""
+    sound = _report(lambda u, c: [f(u, c) for f in ROW_WISE.values()])  # type: ignore[return-value]
+    assert len(sound.of("sunk")) >= len(ROW_WISE) and not sound.of("left")[len(ROW_WISE) :]
+    sound.verify(_inputs())
+
+
+@pytest.mark.parametrize("name", ROW_WISE)
+def test_a_row_wise_rule_made_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for op, rule in rules.RULES.items():
+        if rule.function.__name__ == name:
+            wrong = rules.Rule(_moved(rule.function), rule.reason)
+            monkeypatch.setitem(rules.RULES, op, wrong)
+    with pytest.raises(AssertionError, match=r"became|error"):
+        _report(ROW_WISE[name]).verify(_inputs())
+
+
+# What rules refuse: the mutant takes the rows for untouched.
+
+ACROSS_ROWS: dict[str, tuple[Any, Function]] = {
+    "cumsum over rows": (aten.cumsum.default, lambda u, c: u.cumsum(0)),
+    "softmax over rows": (aten.softmax.int, lambda u, c: u.softmax(0)),
+    "flip of rows": (aten.flip.default, lambda u, c: u.flip(0)),
+    "sort of rows": (aten.sort.default, lambda u, c: u.sort(0).values),
+    "sum over rows": (aten.sum.dim_IntList, lambda u, c: u.sum(0)),
+    "attention between rows": (
+        aten.scaled_dot_product_attention.default,
+        lambda u, c: F.scaled_dot_product_attention(*[u.transpose(0, 1)] * 3),
+    ),
+    "BatchNorm in training": (
+        aten._native_batch_norm_legit_functional.default,
+        lambda u, c: F.batch_norm(u, MEAN.clone(), VARIANCE.clone(), training=True),
+    ),
+    "dropout in training": (aten.native_dropout.default, lambda u, c: F.dropout(u, 0.5, True)),
+    "products among rows": (
+        aten.matmul.default, lambda u, c: u.permute(1, 0, 2) @ u.permute(1, 2, 0),
+    ),
+}  # fmt: skip
+
+
+def test_rules_refuse() -> None:
+    sound = _report(lambda u, c: [f(u, c) for _, f in ACROSS_ROWS.values()])  # type: ignore[return-value]
+    sound.verify(_inputs())
+
+
+@pytest.mark.parametrize("name", ACROSS_ROWS)
+def test_a_rule_that_refuses_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op, function = ACROSS_ROWS[name]
+    monkeypatch.setitem(
+        rules.RULES, op, rules.Rule(lambda c: next(iter(c.places.values())), "wrong on purpose")
+    )
+    with pytest.raises(AssertionError, match=r"became|error"):
+        _report(function).verify(_inputs())
+
+
+# Forms of copies: the mutant reads the map from its end.
+
+
+class Repeats(nn.Module):
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:
+        forms: dict[str, Callable[[], Tensor]] = {
+            "_index": lambda: user[user_index],
+            "_index_select": lambda: user.index_select(0, user_index),
+            "_embedding": lambda: F.embedding(user_index, user.flatten(1)),
+            "_gather": lambda: user.flatten(1).gather(0, user_index[:, None].expand(-1, 40)),
+            "_repeat_by_number": lambda: user.repeat_interleave(3, dim=0),
+            "_expanded_and_merged": lambda: user[:, None].expand(-1, 3, -1, -1).reshape(-1, 5, 8),
+            "_repeat_by_counts": lambda: user.repeat_interleave(
+                user[:, 0, 0].long().abs() * 0 + 2, dim=0, output_size=2 * user.shape[0]
+            ),
+        }
+        return forms[self.form]().sin()
+
+
+# One row has no order, and FBGEMM's forms are in test_rewrite_sparse.
+FORMS = ["_index", "_index_select", "_embedding", "_gather", "_repeat_by_number",
+         "_expanded_and_merged", "_repeat_by_counts"]  # fmt: skip
+
+
+def test_every_form_of_a_copy_has_a_mutant() -> None:
+    recognised = {f.__name__ for f in broadcasts.FORMS.values()} | {"_expanded_and_merged"}
+    assert recognised == {*FORMS, "_one_row"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_copy_by_a_wrong_map(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Rewriter._map_node
+
+    def mutant(self: Rewriter, node: Any, found: Broadcast, rows: Any) -> Any:
+        made = plain(self, node, found, rows)
+        return None if made is None else self.builder.call(aten.flip.default, made, [0])
+
+    monkeypatch.setattr(engine.Rewriter, "_map_node", mutant)
+    report = ikbo.rewrite(Repeats(form), _inputs(), USER, ["candidate"])[1]
+    assert report.of("sunk"), str(report)
+    with pytest.raises(AssertionError, match="error"):
+        report.verify(_inputs())
+
+
+# The algebra: a result that is 1 % off, and errors of each kind that one would make.
+
+
+def _joined(u: Tensor, c: Tensor) -> Tensor:
+    return torch.cat([u[:, 0], c], 1)
+
+
+def _stack(u: Tensor, c: Tensor) -> Tensor:
+    return torch.cat([u, c[:, None]], 1)
+
+
+def _gram(u: Tensor, c: Tensor) -> Tensor:
+    rows = _stack(u, c)
+    return torch.bmm(rows, rows.transpose(1, 2))
+
+
+def _target_attention(u: Tensor, c: Tensor) -> Tensor:
+    q, k = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (c[:, None], u))
+    return F.scaled_dot_product_attention(q, k, k)
+
+
+def _attention_by_hand(u: Tensor, c: Tensor) -> Tensor:
+    q, k = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (c[:, None], u))
+    return (q @ k.transpose(2, 3) / 3.0).softmax(-1) @ k
+
+
+def _masked(u: Tensor, c: Tensor) -> Tensor:
+    """Lengths 3, 4 and 5, one for each user."""
+    lengths = 3 + (u[:, 0, 0].abs() * 100).long() % 3
+    mask = torch.arange(5)[None] < lengths[:, None]
+    return F.scaled_dot_product_attention(c[:, None], u, u, mask[:, None])
+
+
+LOWER = torch.tril_indices(6, 6, -1)
+ALGEBRA: dict[Any, tuple[Function, bool]] = {
+    activations.fuse_activation: (lambda u, c: F.silu(F.linear(_joined(u, c), WIDE)), False),
+    attention.attention: (_target_attention, False),
+    bilinear.bilinear: (lambda u, c: F.bilinear(u[:, 0], c, TRILINEAR, BIAS[:4]), False),
+    bilinear.einsum: (lambda u, c: torch.einsum("bi,ij,bj->b", u[:, 0], SQUARE, c), False),
+    concatenation.concatenation: (_joined, False),
+    concatenation.stack: (lambda u, c: torch.stack([u[:, 0], c, u[:, 1]], 1).sin(), False),
+    concatenation.elementwise: (lambda u, c: F.linear(_joined(u, c) * _joined(u, c), WIDE), False),
+    concatenation.flatten: (lambda u, c: _stack(u, c).flatten(1) @ torch.ones(48, 2), False),
+    concatenation.columns: (lambda u, c: _joined(u, c)[:, 3:9], False),
+    concatenation.one_of_split: (lambda u, c: _joined(u, c).split([3, 9, 4], 1)[1].sin(), False),
+    linear.linear: (lambda u, c: F.linear(_joined(u, c), WIDE, BIAS), False),
+    linear.addmm: (lambda u, c: F.linear(_joined(u, c), WIDE, BIAS), True),
+    linear.matmul: (lambda u, c: STACK @ _stack(u, c), False),
+    linear.compression: (lambda u, c: torch.einsum("mk,bkd->bmd", STACK, _stack(u, c)), False),
+    stacks.product: (_gram, False),
+    stacks.reduction: (lambda u, c: _stack(u, c).mean(1), False),
+    stacks.pairs: (lambda u, c: _gram(u, c)[:, LOWER[0], LOWER[1]], False),
+    stacks.flat_grid: (lambda u, c: _gram(u, c).flatten(1), False),
+}
+SPARSE = {f for fs in registry.ALGEBRA.values() for f in fs if inspect.getmodule(f) is sparse}
+
+
+def _one_percent_off(r: Rewriter, lazy: Lazy) -> Lazy:
+    if isinstance(lazy, Gathered):
+        return dataclasses.replace(lazy, source=_one_percent_off(r, lazy.source))
+    if isinstance(lazy, Joined):
+        first, *rest = lazy.parts
+        return dataclasses.replace(lazy, parts=(_one_percent_off(r, first), *rest))
+    if isinstance(lazy, Grid):
+        (first, *rest), *rows = lazy.blocks
+        return Grid(((_one_percent_off(r, first), *rest), *rows))
+    assert isinstance(lazy, torch.fx.Node)
+    return r.builder.call(aten.mul.Tensor, lazy, 1.01)
+
+
+def test_every_function_of_the_algebra_has_a_mutant() -> None:
+    registered = {f for functions in registry.ALGEBRA.values() for f in functions}
+    assert registered == {*ALGEBRA, *SPARSE}
+
+
+def test_algebra_as_it_is() -> None:
+    functions = [f for f, core in ALGEBRA.values() if not core]
+    functions += [f for *_, f in MISTAKES.values()]
+    _report(lambda u, c: [f(u, c) for f in functions]).verify(_inputs())  # type: ignore[return-value]
+    _report(ALGEBRA[linear.addmm][0], core=True).verify(_inputs())
+
+
+@pytest.mark.parametrize("rule", ALGEBRA, ids=lambda f: f.__name__)
+def test_algebra_that_is_one_percent_off(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, core = ALGEBRA[rule]
+    calls = []
+
+    def mutant(r: Rewriter, node: Any) -> Any:
+        done = rule(r, node)
+        if done is None:
+            return None
+        calls.append(node)
+        return _one_percent_off(r, done[0]), *done[1:]
+
+    for target, functions in registry.ALGEBRA.items():
+        wrong = [mutant if f is rule else f for f in functions]
+        monkeypatch.setitem(registry.ALGEBRA, target, wrong)
+    report = _report(function, core)
+    assert calls
+    with pytest.raises(AssertionError, match="error"):
+        report.verify(_inputs())
+
+
+def _swapped(r: Rewriter, weight: Any, ranges: list[Any]) -> Any:
+    width = weight.meta["val"].shape[1]
+    shifted = [((a + 1) % (width - (b - a) + 1), 0) for a, b in ranges]
+    moved = [(a, a + y - x) for (a, _), (x, y) in zip(shifted, ranges, strict=True)]
+    views = [r.builder.call(aten.slice.Tensor, weight, 1, a, b) for a, b in moved]
+    return views[0] if len(views) == 1 else r.builder.call(aten.cat.default, views, 1)
+
+
+def _sum_of_signs(r: Rewriter, weight: Any, terms: list[Any]) -> Any:
+    plus = [dataclasses.replace(t, sign=1) for t in terms]
+    return _WEIGHT_SUM(r, weight, plus)
+
+
+_WEIGHT_SUM, _WITHIN, _SPLIT = linear._weight_sum, stacks._within, linear._split
+_ATTEND, _LENGTHS = attention._candidate_attention, attention._lengths
+MISTAKES: dict[str, tuple[Any, str, Any, Function]] = {
+    "wrong columns": (linear, "_columns", _swapped, lambda u, c: F.linear(_joined(u, c), WIDE)),
+    "a bias dropped": (
+        linear, "_split", lambda r, node, joined, w, bias: _SPLIT(r, node, joined, w, None),
+        lambda u, c: F.linear(_joined(u, c), WIDE, BIAS),
+    ),
+    "a difference taken for a sum": (
+        linear, "_weight_sum", _sum_of_signs,
+        lambda u, c: F.linear(torch.cat([u[:, 0] - c, c], 1), WIDE),
+    ),
+    "another scale": (
+        attention, "_candidate_attention",
+        lambda r, query, q, k, v, scale, n=None: _ATTEND(r, query, q, k, v, None),
+        _attention_by_hand,
+    ),
+    "one key less": (
+        attention, "_lengths",
+        lambda r, mask, k: r.builder.call(aten.sub.Tensor, _LENGTHS(r, mask, k), 1), _masked,
+    ),
+    "pairs of the transposed block": (
+        stacks, "_within", lambda sizes, i: _WITHIN(sizes, sum(sizes) - 1 - i),
+        lambda u, c: _gram(u, c)[:, LOWER[0], LOWER[1]],
+    ),
+    "the wrong activation": (
+        activations, "ACTIVATIONS", {**activations.ACTIVATIONS, aten.silu.default: "relu"},
+        lambda u, c: F.silu(F.linear(_joined(u, c), WIDE)),
+    ),
+    "a product that isn't symmetric taken for one": (
+        stacks, "_transpose_of", lambda a, b: True,
+        lambda u, c: torch.bmm(_stack(u, c), _stack(u.sin(), c).transpose(1, 2)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_in_the_algebra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, attribute, wrong, function = MISTAKES[name]
+    monkeypatch.setattr(where, attribute, wrong)
+    with pytest.raises(AssertionError, match="error"):
+        _report(function).verify(_inputs())
