@@ -32,6 +32,8 @@ struct AttentionKernel {
   int q_slots;  // of each consumer: with two, the next tile's q is there before this one is done
                 // with
   int stages;   // of K and of V
+  // Tiles that don't fill a round are shared out by blocks of keys (config/shared_blocks.h).
+  bool shares_keys = false;
 
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
   constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
@@ -53,7 +55,11 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     // by reads of q from shared memory.
     {192, 128, 128, 1, 2},
     {256, 256, 80, 1, 2},
+#ifdef IKBO_ATTENTION_VARIANTS    // to be measured, chosen by IKBO_ATTENTION_KERNEL
+    {128, 128, 128, 2, 2, true},  // 4
+#endif
 };
+inline constexpr int kAttentionKernelsTaken = 4;  // by themselves
 inline constexpr int kAttentionKernelCount = static_cast<int>(std::size(kAttentionKernels));
 
 constexpr bool attention_kernel_is_possible(const AttentionKernel& kernel) {
@@ -78,6 +84,9 @@ struct AttentionProblem {
   int64_t L;            // keys of a user, or their mean
   bool lengths_differ;  // may do so from user to user
   bool ordered;         // candidates aren't grouped by user: there is an order
+#ifdef IKBO_ATTENTION_VARIANTS
+  int forced = -1;
+#endif
 };
 
 struct AttentionConfig {
@@ -89,6 +98,7 @@ struct AttentionConfig {
   int ctas;           // persistent, at most one an SM; with parts, one a tile and part
   int rows_together;  // of a consumer's 64 query rows, how many lie side by side for sure
   bool tickets;       // a CTA that is free takes the next tile; else every ctas-th from its own on
+  int shared_blocks;  // of a tile, where a kernel that shares keys does so; or 0
 };
 
 // Why no kernel takes the problem, or nullptr. Sizes aren't negative.
@@ -105,7 +115,7 @@ constexpr const char* attention_decline_reason(const AttentionProblem& problem,
   // Nor the number of tiles, of all heads and parts, one grid further on.
   const int64_t tiles = problem.B * problem.S / AttentionKernel::kTileM + problem.U + 1;
   if (problem.H > kMaxSize / 2 / tiles / AttentionConfig::kMaxParts) return "2^24 tiles or more";
-  const AttentionKernel& largest = kAttentionKernels[kAttentionKernelCount - 1];
+  const AttentionKernel& largest = kAttentionKernels[kAttentionKernelsTaken - 1];
   if (problem.D > largest.head_qk || problem.Dv > largest.head_v) return "heads larger than 256";
   if (largest.shared_bytes() > device.max_shared_bytes_per_cta) {
     return "a device without the shared memory of the kernels";
@@ -116,11 +126,15 @@ constexpr const char* attention_decline_reason(const AttentionProblem& problem,
 // For a problem without a decline reason: the smallest heads that hold the problem's.
 constexpr AttentionConfig attention_config(const AttentionProblem& problem,
                                            const DeviceLimits& device) {
+  constexpr int kMaxSharedBlocks = 1 << 14;  // times two rounds of tiles it stays in int32
   AttentionConfig config{};
   while (kAttentionKernels[config.kernel].head_qk < problem.D ||
          kAttentionKernels[config.kernel].head_v < problem.Dv) {
     ++config.kernel;
   }
+#ifdef IKBO_ATTENTION_VARIANTS
+  if (problem.forced >= 0) config.kernel = problem.forced;
+#endif
   // The run of each user that has candidates, and the rows without a user, may end in a tile that
   // isn't full.
   const int64_t rows = problem.B * problem.S;
@@ -145,6 +159,14 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   }
   // Clearing the counter is a launch of its own: not for a round or two of tiles.
   config.tickets = problem.lengths_differ && config.parts == 1 && tiles > 2 * config.ctas;
+  if (kernel.shares_keys && config.parts == 1 && !problem.lengths_differ) {
+    const int64_t blocks = (problem.L + kernel.tile_n - 1) / kernel.tile_n;
+    const int64_t rounds = (tiles + config.ctas - 1) / config.ctas;
+    const int64_t shared = (tiles * blocks + config.ctas - 1) / config.ctas;
+    // What is kept and added up costs about as much as a block and a half.
+    const bool pays = rounds * blocks - shared >= 2 && config.ctas == device.sm_count;
+    if (pays && blocks < kMaxSharedBlocks) config.shared_blocks = static_cast<int>(blocks);
+  }
   return config;
 }
 
@@ -163,7 +185,10 @@ inline std::string to_json(const AttentionConfig& config) {
          ", \"parts\": " + std::to_string(config.parts) +
          ", \"ctas\": " + std::to_string(config.ctas) +
          ", \"rows_together\": " + std::to_string(config.rows_together) +
-         ", \"tickets\": " + (config.tickets ? "true" : "false") + "}";
+         ", \"tickets\": " + (config.tickets ? "true" : "false") +
+         (config.shared_blocks > 0 ? ", \"shared_blocks\": " + std::to_string(config.shared_blocks)
+                                   : "") +
+         "}";
 }
 
 }  // namespace ikbo

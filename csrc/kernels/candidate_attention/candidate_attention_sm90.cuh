@@ -20,6 +20,7 @@
 #include "hopper/wgmma.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
+#include "kernels/candidate_attention/shared_keys.cuh"
 #include "kernels/candidate_attention/softmax.cuh"
 #include "kernels/candidate_attention/split.cuh"
 
@@ -87,14 +88,14 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   const uint64_t v =
       hopper::descriptor<hopper::Major::kMn>(shared.v[0][0], S::kTileN * hopper::kSwizzleRowBytes);
 
-  Tiles::Position at;
+  typename S::Tiles::Position at;
   typename S::RingQ::Position at_q;
   typename S::Ring::Position at_k, at_v;
   const auto has_rows = [&](const QueryTile& tile) { return tile.rows > consumer * kConsumerRows; };
   // The next tile with keys, or the last.
   const auto next_tile = [&] {
     for (;;) {
-      const QueryTile tile = shared.tiles.read(at);
+      const typename S::Tile tile = shared.tiles.read(at);
       at.advance();
       if (tile.is_last() || tile.kv_len > 0) return tile;
       if (params.is_split()) {
@@ -131,7 +132,13 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
 
   if (consumer == 1) hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
   Softmax<S::kTileN / 2> softmax(params.scale);
-  QueryTile tile = next_tile();
+  typename S::Tile tile = next_tile();
+  const auto leave = [&](Outputs<S>& outputs, float (&lse)[2]) {
+    if constexpr (S::kSharesKeys) {
+      if (tile.keeps) return keep_results<S>(params, outputs, lse, consumer);
+    }
+    store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+  };
   while (!tile.is_last()) {
     if (!has_rows(tile)) {
       for (int32_t key = 0; key < tile.kv_len; key += S::kTileN) {
@@ -167,7 +174,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     int32_t keys_left = tile.kv_len - S::kTileN;
     bool adds = false;      // to outputs of blocks before
     bool is_there = false;  // the next block of keys
-    QueryTile next = tile;
+    typename S::Tile next = tile;
     float lse[2];
     for (;;) {
       const bool finishes = keys_left <= 0;
@@ -206,7 +213,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       keys_left -= S::kTileN;
       adds = !finishes;
       if (finishes) {
-        store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+        leave(outputs, lse);
         __syncwarp();
         tile = next;
       }
@@ -221,7 +228,10 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       keep_partial<S>(shared, outputs, lse, consumer);
       break;  // the CTA's only tile
     }
-    store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+    if constexpr (S::kSharesKeys) {
+      if (tile.adds > 0) add_kept_results<S>(params, outputs, lse, consumer, tile.adds);
+    }
+    leave(outputs, lse);
     __syncwarp();
     tile = next;
   }
@@ -270,6 +280,9 @@ __global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
   }
   hopper::give_registers<AttentionKernel::kOtherRegisters>();
   if (warp == 0) {
+    if constexpr (S::kSharesKeys) {
+      if (params.stamp != 0) return find_shared_tiles(shared, params);
+    }
     find_tiles(shared, params);
   } else if (warp == 1) {
     load_q(shared, params);

@@ -6,6 +6,7 @@
 
 #include "config/candidate_attention.h"
 #include "config/fast_divisor.h"
+#include "config/shared_blocks.h"
 #include "hopper/mbarrier.cuh"
 #include "hopper/pipeline.cuh"
 #include "hopper/swizzle.cuh"
@@ -27,6 +28,13 @@ enum class NamedBarrier {
   kBothEnd = 3,  // of a tile cut into parts: neither consumer reads operands any more
 };
 
+struct SharedTile;
+
+// The readers of a tile: the warp that loads q, the threads that load k and v, four warps of each
+// consumer.
+template <class Tile>
+using TilesOf = TileRing<2, 1 + 2 + kConsumers * 4, Tile>;
+
 // One of kAttentionKernels for one element type.
 template <class T_, int kKernel>
 struct Shape {
@@ -34,13 +42,12 @@ struct Shape {
   static constexpr AttentionKernel kConfig = kAttentionKernels[kKernel];
   static constexpr int kHeadQk = kConfig.head_qk, kHeadV = kConfig.head_v;
   static constexpr int kTileN = kConfig.tile_n, kStages = kConfig.stages;
+  static constexpr bool kSharesKeys = kConfig.shares_keys;
+  using Tile = std::conditional_t<kSharesKeys, SharedTile, QueryTile>;
+  using Tiles = TilesOf<Tile>;
   using RingQ = hopper::Pipeline<kConfig.q_slots, 1>;
   using Ring = hopper::Pipeline<kStages, kConsumers>;
 };
-
-// The readers of a tile: the warp that loads q, the threads that load k and v, four warps of each
-// consumer.
-using Tiles = TileRing<2, 1 + 2 + kConsumers * 4>;
 
 template <class S>
 struct alignas(hopper::kSwizzleAtomBytes) Shared {
@@ -52,7 +59,7 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
   typename S::RingQ ring_q[kConsumers];
   typename S::Ring ring_k;
   typename S::Ring ring_v;
-  Tiles tiles;
+  typename S::Tiles tiles;
 };
 
 struct Params {
@@ -71,6 +78,9 @@ struct Params {
   FastDivisor parts;         // of the keys of each tile: CTAs of a cluster
   uint32_t* ticket;          // the next one, or null
   float scale;
+  SharedBlocks shared_blocks;  // where keys are shared
+  void* kept;                  // KeptResults, one a CTA
+  uint64_t stamp;              // of the launch, 0 for none: tiles aren't shared out
 
   __device__ bool is_split() const { return parts.divisor() > 1; }
 };
