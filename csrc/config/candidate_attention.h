@@ -34,6 +34,11 @@ struct AttentionKernel {
   int stages;   // of K and of V
   // Tiles that don't fill a round are shared out by blocks of keys (config/shared_blocks.h).
   bool shares_keys = false;
+  // Of every four groups of eight keys, how many get their exponentials from a polynomial.
+  int polynomials = 0;
+  // The second product is waited for before the exponentials: then these, sums and rounding are one
+  // block of instructions, which ptxas interleaves.
+  bool waits_early = false;
 
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
   constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
@@ -55,8 +60,13 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     // by reads of q from shared memory.
     {192, 128, 128, 1, 2},
     {256, 256, 80, 1, 2},
-#ifdef IKBO_ATTENTION_VARIANTS    // to be measured, chosen by IKBO_ATTENTION_KERNEL
-    {128, 128, 128, 2, 2, true},  // 4
+#ifdef IKBO_ATTENTION_VARIANTS               // to be measured, chosen by IKBO_ATTENTION_KERNEL
+    {128, 128, 128, 2, 2, true},             // 4
+    {64, 64, 128, 2, 4, false, 0, true},     // 5
+    {64, 64, 128, 2, 4, false, 1, true},     // 6
+    {64, 64, 128, 2, 4, false, 1, false},    // 7
+    {128, 128, 128, 2, 2, false, 1, true},   // 8
+    {128, 128, 128, 2, 2, false, 1, false},  // 9
 #endif
 };
 inline constexpr int kAttentionKernelsTaken = 4;  // by themselves

@@ -131,7 +131,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   };
 
   if (consumer == 1) hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
-  Softmax<S::kTileN / 2> softmax(params.scale);
+  Softmax<S::kTileN / 2, S::kConfig.polynomials> softmax(params.scale);
   typename S::Tile tile = next_tile();
   const auto leave = [&](Outputs<S>& outputs, float (&lse)[2]) {
     if constexpr (S::kSharesKeys) {
@@ -192,6 +192,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       hopper::wgmma_wait<1>();  // the scores
       hopper::fence_registers(scores);
       shared.ring_k.release(at_k.slot_before(1), thread);
+      if constexpr (S::kConfig.waits_early) release_q(keys_left);
       float2 factor;
       if (finishes) {
         factor = softmax.finish(lse);
@@ -201,7 +202,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       if (!finishes) factor = correction;
       // Not before the softmax, because ptxas moves the exponentials past a wait that follows them
       // without a branch between.
-      release_q(keys_left);
+      if constexpr (!S::kConfig.waits_early) release_q(keys_left);
       hopper::wgmma_wait<0>();
       hopper::fence_registers(outputs);
       shared.ring_v.release(at_v.slot_before(1), thread);

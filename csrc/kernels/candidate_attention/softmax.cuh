@@ -12,7 +12,18 @@
 
 namespace ikbo::attention {
 
-template <int kScores>
+// 2^x on the FMA pipe, to 1e-4 for x <= 126 and 0 in effect below -126: 2^n, n the nearest integer,
+// by adding it to an exponent, times a polynomial in x - n. NaN stays NaN.
+__device__ inline float exp2_polynomial(float x) {
+  constexpr float kInteger = 12582912;  // 1.5 * 2^23: a sum's lowest bits are the integer's
+  asm("max.NaN.f32 %0, %0, 0fC2FC0000;" : "+f"(x));  // -126
+  const float shifted = x + kInteger;
+  const float t = x - (shifted - kInteger);
+  const float p = fmaf(t, fmaf(t, fmaf(t, 0.05517134f, 0.24261034f), 0.69326097f), 0.99992812f);
+  return p * __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
+}
+
+template <int kScores, int kPolynomials>
 class Softmax {
  public:
   // Scores times |scale| are exponents of e; of 2 with log2(e) in the factor. A scale of 0 becomes
@@ -62,7 +73,8 @@ class Softmax {
       for (int i = 2 * row; i < kScores; i += 4) {
 #pragma unroll
         for (int k = i; k < i + 2; ++k) {
-          scores[k] = activation::exp2(fmaf(scores[k], factor_, -offset));
+          const float x = fmaf(scores[k], factor_, -offset);
+          scores[k] = i / 4 % 4 < kPolynomials ? exp2_polynomial(x) : activation::exp2(x);
           sum += scores[k];
         }
       }
