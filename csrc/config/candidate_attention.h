@@ -39,6 +39,10 @@ struct AttentionKernel {
   // The second product is waited for before the exponentials: then these, sums and rounding are one
   // block of instructions, which ptxas interleaves.
   bool waits_early = false;
+  int tile_m = kTileM;  // or 64: one consumer's
+  // Of tiles cut into parts: a cluster takes tile after tile, so that none waits for an SM, and
+  // meets without fences (meet_in_cluster()).
+  bool light_clusters = false;
 
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
   constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
@@ -67,6 +71,8 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     {64, 64, 128, 2, 4, false, 1, false},    // 7
     {128, 128, 128, 2, 2, false, 1, true},   // 8
     {128, 128, 128, 2, 2, false, 1, false},  // 9
+    {128, 128, 128, 2, 2, false, 0, false, 128, true},  // 10
+    {128, 128, 128, 2, 2, false, 0, false, 64, true},   // 11
 #endif
 };
 inline constexpr int kAttentionKernelsTaken = 4;  // by themselves
@@ -147,16 +153,16 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
 #endif
   // The run of each user that has candidates, and the rows without a user, may end in a tile that
   // isn't full.
+  const AttentionKernel& kernel = kAttentionKernels[config.kernel];
   const int64_t rows = problem.B * problem.S;
   const int64_t users = std::max<int64_t>(std::min(problem.U, problem.B), 1);
-  const int64_t most_tiles = (rows / AttentionKernel::kTileM + users + 1) * problem.H;
+  const int64_t most_tiles = (rows / kernel.tile_m + users + 1) * problem.H;
   // Candidates that are spread evenly make fewer.
   const int64_t rows_per_user = (rows + users - 1) / users;
   const int64_t tiles_per_user =
-      std::max<int64_t>((rows_per_user + AttentionKernel::kTileM - 1) / AttentionKernel::kTileM, 1);
+      std::max<int64_t>((rows_per_user + kernel.tile_m - 1) / kernel.tile_m, 1);
   const int64_t tiles = tiles_per_user * users * std::max<int64_t>(problem.H, 1);
   // Fewer tiles than half of the SMs: their keys are cut, into parts of at least kMinPartTiles.
-  const AttentionKernel& kernel = kAttentionKernels[config.kernel];
   const int64_t most_parts = problem.L / (kernel.tile_n * AttentionConfig::kMinPartTiles);
   config.parts = static_cast<int>(std::clamp<int64_t>(
       device.sm_count / tiles, 1, std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));

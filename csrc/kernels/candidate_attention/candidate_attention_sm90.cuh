@@ -272,10 +272,10 @@ __global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
   if (group < kConsumers) {
     hopper::take_registers<AttentionKernel::kConsumerRegisters>();
     consume<S>(shared, params, group);
-    if (params.is_split()) {
-      hopper::cluster_sync();
+    if (meets(shared, params)) {
+      meet_in_cluster<S>();
       finish_split<S>(shared, params, hopper::cluster_cta_rank());
-      hopper::cluster_sync();
+      meet_in_cluster<S>();
     }
     return;
   }
@@ -292,10 +292,10 @@ __global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
   } else {
     if (hopper::elect_one()) load_v(shared, params);
   }
-  if (!params.is_split()) return;
   __syncwarp();
-  hopper::cluster_sync();
-  hopper::cluster_sync();  // until the others have read this CTA's results
+  if (!meets(shared, params)) return;
+  meet_in_cluster<S>();
+  meet_in_cluster<S>();  // until the others have read this CTA's results
 }
 
 }  // namespace ikbo::attention

@@ -17,7 +17,6 @@ namespace ikbo::attention {
 
 inline constexpr int kConsumers = AttentionKernel::kConsumers;
 inline constexpr int kConsumerRows = AttentionKernel::kConsumerRows;
-inline constexpr int kTileM = AttentionKernel::kTileM;
 inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
 inline constexpr int kFewRows = 8;
 inline constexpr int kBlock = 64;  // elements of a head that stand side by side in shared memory
@@ -41,6 +40,7 @@ struct Shape {
   using T = T_;
   static constexpr AttentionKernel kConfig = kAttentionKernels[kKernel];
   static constexpr int kHeadQk = kConfig.head_qk, kHeadV = kConfig.head_v;
+  static constexpr int kTileM = kConfig.tile_m;
   static constexpr int kTileN = kConfig.tile_n, kStages = kConfig.stages;
   static constexpr bool kSharesKeys = kConfig.shares_keys;
   using Tile = std::conditional_t<kSharesKeys, SharedTile, QueryTile>;

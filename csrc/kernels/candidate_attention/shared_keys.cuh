@@ -31,6 +31,7 @@ struct KeptResults {
 };
 
 // All tiles of the users up to some, counted by a whole warp.
+template <int kTileM>
 class TileCounter {
  public:
   __device__ explicit TileCounter(const UserRuns& runs) : runs_(runs) {}
@@ -56,8 +57,8 @@ class TileCounter {
 // A whole warp, in place of find_tiles().
 template <class S>
 __device__ void find_shared_tiles(Shared<S>& shared, const Params& params) {
-  TileFinder<kTileM> finder(params.runs);
-  TileCounter counter(params.runs);
+  TileFinder<S::kTileM> finder(params.runs);
+  TileCounter<S::kTileM> counter(params.runs);
   typename S::Tiles::Position position;
   const auto write = [&](const SharedTile& tile) {
     if (threadIdx.x % 32 == 0) shared.tiles.write(position, tile);

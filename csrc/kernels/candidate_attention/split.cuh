@@ -22,6 +22,29 @@ __device__ inline Partial<S>& partial(Shared<S>& shared) {
   return reinterpret_cast<Partial<S>&>(shared);
 }
 
+// Whether a CTA's results are parts of a tile. Launched are as many clusters as there could be
+// tiles, those without a tile may wait for SMs until others have ended: they have nothing to meet
+// for.
+template <class S>
+__device__ inline bool meets(const Shared<S>& shared, const Params& params) {
+  return params.is_split() &&
+         !(S::kConfig.light_clusters && shared.tiles.tiles[0].is_last());  // all of a cluster alike
+}
+
+// All threads of a cluster, before and after finish_split(). A release at cluster scope is a fence
+// of global memory as well, about a thousand clocks on the way from the last product to the
+// results, twice. What is handed over lies in shared memory: once a fence has made it visible in
+// the CTA it is where the others read it; and the second time nothing is handed over.
+template <class S>
+__device__ inline void meet_in_cluster() {
+  if constexpr (S::kConfig.light_clusters) {
+    __threadfence_block();
+    hopper::cluster_sync_relaxed();
+  } else {
+    hopper::cluster_sync();
+  }
+}
+
 // Both consumers, each once. Waits until neither reads q, keys or values any more.
 template <class S>
 __device__ inline void keep_partial(Shared<S>& shared, const Outputs<S>& outputs,
