@@ -43,6 +43,7 @@ struct AttentionKernel {
   // Of tiles cut into parts: a cluster takes tile after tile, so that none waits for an SM, and
   // meets without fences (meet_in_cluster()).
   bool light_clusters = false;
+  bool longest_first = false;  // of 32 users at a time
 
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
   constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
@@ -64,15 +65,20 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     // by reads of q from shared memory.
     {192, 128, 128, 1, 2},
     {256, 256, 80, 1, 2},
-#ifdef IKBO_ATTENTION_VARIANTS               // to be measured, chosen by IKBO_ATTENTION_KERNEL
-    {128, 128, 128, 2, 2, true},             // 4
-    {64, 64, 128, 2, 4, false, 0, true},     // 5
-    {64, 64, 128, 2, 4, false, 1, true},     // 6
-    {64, 64, 128, 2, 4, false, 1, false},    // 7
-    {128, 128, 128, 2, 2, false, 1, true},   // 8
-    {128, 128, 128, 2, 2, false, 1, false},  // 9
+#ifdef IKBO_ATTENTION_VARIANTS
+    // To be measured, chosen by IKBO_ATTENTION_KERNEL, from 4 on.
+    {128, 128, 128, 2, 2, true},
+    {64, 64, 128, 2, 4, false, 0, true},
+    {64, 64, 128, 2, 4, false, 1, true},
+    {64, 64, 128, 2, 4, false, 1, false},
+    {128, 128, 128, 2, 2, false, 1, true},
+    {128, 128, 128, 2, 2, false, 1, false},
     {128, 128, 128, 2, 2, false, 0, false, 128, true},  // 10
-    {128, 128, 128, 2, 2, false, 0, false, 64, true},   // 11
+    {128, 128, 128, 2, 2, false, 0, false, 64, true},
+    {128, 128, 128, 2, 2, false, 0, false, 128, false, true},
+    {128, 128, 96, 2, 3, false, 0, false, 128, false, true},
+    {128, 128, 64, 2, 4, false, 0, false, 128, false, true},
+    {128, 128, 96, 2, 3},  // 15
 #endif
 };
 inline constexpr int kAttentionKernelsTaken = 4;  // by themselves
