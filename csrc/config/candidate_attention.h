@@ -44,6 +44,8 @@ struct AttentionKernel {
   // meets without fences (meet_in_cluster()).
   bool light_clusters = false;
   bool longest_first = false;  // of 32 users at a time
+  // A block with at most half of the keys makes half of the scores, unless it is a tile's first.
+  bool half_blocks = false;
 
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
   constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
@@ -79,6 +81,7 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     {128, 128, 96, 2, 3, false, 0, false, 128, false, true},
     {128, 128, 64, 2, 4, false, 0, false, 128, false, true},
     {128, 128, 96, 2, 3},  // 15
+    {128, 128, 128, 2, 2, false, 0, false, 128, false, true, true},
 #endif
 };
 inline constexpr int kAttentionKernelsTaken = 4;  // by themselves

@@ -32,15 +32,16 @@ using Scores = float[S::kTileN / 2];
 template <class S>
 using Weights = uint32_t[S::kTileN / 16][4];
 
-template <class S>
+template <class S, int kKeys>
 __device__ inline void multiply_q_k(Scores<S>& scores, uint64_t q, uint64_t k) {
-  using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
+  using Product = hopper::Wgmma<typename S::T, kKeys, hopper::Major::kK, hopper::Major::kK>;
   constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
   constexpr uint32_t kQBlock = kConsumerRows * hopper::kSwizzleRowBytes / 16;
   constexpr uint32_t kKBlock = S::kTileN * hopper::kSwizzleRowBytes / 16;
+  auto& made = reinterpret_cast<float (&)[kKeys / 2]>(scores);
 #pragma unroll
   for (int d = 0; d < S::kHeadQk / 16; ++d) {
-    Product::multiply(scores, q + (d / 4 * kQBlock + d % 4 * kStep),
+    Product::multiply(made, q + (d / 4 * kQBlock + d % 4 * kStep),
                       k + (d / 4 * kKBlock + d % 4 * kStep), d > 0);
   }
 }
@@ -106,11 +107,12 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       __syncwarp();
     }
   };
-  const auto multiply_scores = [&](Scores<S>& scores) {
+  const auto multiply_scores = [&]<int kKeys>(Scores<S>& scores) {
     const int q_slot = hopper::uniform(at_q.slot), k_slot = hopper::uniform(at_k.slot);
     hopper::barrier_wait(my_turn, kBoth);
     hopper::wgmma_fence();
-    multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
+    multiply_q_k<S, kKeys>(scores, hopper::moved(q, q_slot * kSlotQ),
+                           hopper::moved(k, k_slot * kSlotK));
     hopper::wgmma_commit();
     at_k.advance();
   };
@@ -162,7 +164,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     softmax.start();
     ring_q.wait_full(at_q);
     shared.ring_k.wait_full(at_k);
-    multiply_scores(scores);
+    multiply_scores.template operator()<S::kTileN>(scores);
     hopper::barrier_arrive(its_turn, kBoth);
     hopper::wgmma_wait<0>();
     hopper::fence_registers(scores);
@@ -185,31 +187,42 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         ring_q.wait_full(at_q);
       }
       if (!is_there) shared.ring_k.wait_full(at_k);
-      multiply_scores(scores);
-      multiply_values(outputs, weights, adds);
-      hopper::barrier_arrive(its_turn, kBoth);
-      is_there = shared.ring_k.is_full(at_k);
-      hopper::wgmma_wait<1>();  // the scores
-      hopper::fence_registers(scores);
-      shared.ring_k.release(at_k.slot_before(1), thread);
-      if constexpr (S::kConfig.waits_early) release_q(keys_left);
-      float2 factor;
-      if (finishes) {
-        factor = softmax.finish(lse);
-        softmax.start();
-      }
-      const float2 correction = softmax.update(scores, keys_left);
-      if (!finishes) factor = correction;
-      // Not before the softmax, because ptxas moves the exponentials past a wait that follows them
-      // without a branch between.
-      if constexpr (!S::kConfig.waits_early) release_q(keys_left);
-      hopper::wgmma_wait<0>();
-      hopper::fence_registers(outputs);
-      shared.ring_v.release(at_v.slot_before(1), thread);
-      round_weights<S>(weights, scores);
-      // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
-      if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
-        scale_rows<S>(outputs, factor.x, factor.y);
+      const auto step = [&]<int kKeys>() {
+        multiply_scores.template operator()<kKeys>(scores);
+        multiply_values(outputs, weights, adds);
+        hopper::barrier_arrive(its_turn, kBoth);
+        is_there = shared.ring_k.is_full(at_k);
+        hopper::wgmma_wait<1>();  // the scores
+        hopper::fence_registers(scores);
+        shared.ring_k.release(at_k.slot_before(1), thread);
+        if constexpr (S::kConfig.waits_early) release_q(keys_left);
+        float2 factor;
+        if (finishes) {
+          factor = softmax.finish(lse);
+          softmax.start();
+        }
+        const float2 correction = softmax.template update<kKeys / 2>(scores, keys_left);
+        if (!finishes) factor = correction;
+        // Not before the softmax, because ptxas moves the exponentials past a wait that follows
+        // them without a branch between.
+        if constexpr (!S::kConfig.waits_early) release_q(keys_left);
+        hopper::wgmma_wait<0>();
+        hopper::fence_registers(outputs);
+        shared.ring_v.release(at_v.slot_before(1), thread);
+        round_weights<S>(weights, scores);
+        // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
+        if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
+          scale_rows<S>(outputs, factor.x, factor.y);
+        }
+      };
+      if constexpr (S::kConfig.half_blocks) {
+        if (keys_left <= S::kTileN / 2) {
+          step.template operator()<S::kTileN / 2>();
+        } else {
+          step.template operator()<S::kTileN>();
+        }
+      } else {
+        step.template operator()<S::kTileN>();
       }
       keys_left -= S::kTileN;
       adds = !finishes;

@@ -41,15 +41,17 @@ class Softmax {
 
   // Scores of the next `keys` keys become weights relative to the reference, those beyond 0.
   // Returns by what results so far must be multiplied, for either row: 1 where the reference stays.
+  template <int kMade = kScores>  // of the scores; the others become 0
   __device__ float2 update(float (&scores)[kScores], int32_t keys) {
+    static_assert(kMade % 4 == 0);
     if (negate_) {
 #pragma unroll
-      for (float& score : scores) score = -score;
+      for (int i = 0; i < kMade; ++i) scores[i] = -scores[i];
     }
-    if (keys < kScores * 2) {
+    if (keys < kMade * 2) {
       const int32_t mine = keys - threadIdx.x % 4 * 2;
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) {
+      for (int i = 0; i < kMade; ++i) {
         if (i / 4 * 8 + i % 2 >= mine) scores[i] = -INFINITY;
       }
     }
@@ -58,7 +60,7 @@ class Softmax {
     for (int row = 0; row < 2; ++row) {
       float maximum = reference_[row];
 #pragma unroll
-      for (int i = 2 * row; i < kScores; i += 4) {
+      for (int i = 2 * row; i < kMade; i += 4) {
         maximum = fmaxf(maximum, fmaxf(scores[i], scores[i + 1]));
       }
       maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
@@ -70,7 +72,7 @@ class Softmax {
       const float offset = reference_[row] == -INFINITY ? 0 : reference_[row] * factor_;
       float sum = 0;
 #pragma unroll
-      for (int i = 2 * row; i < kScores; i += 4) {
+      for (int i = 2 * row; i < kMade; i += 4) {
 #pragma unroll
         for (int k = i; k < i + 2; ++k) {
           const float x = fmaf(scores[k], factor_, -offset);
@@ -80,6 +82,8 @@ class Softmax {
       }
       sum_[row] = sum_[row] * correction[row] + sum;  // the thread's own share
     }
+#pragma unroll
+    for (int i = kMade; i < kScores; ++i) scores[i] = 0;
     return {correction[0], correction[1]};
   }
 
