@@ -19,7 +19,6 @@ struct AttentionKernel {
   static constexpr int kTileM = kConsumers * kConsumerRows;
   static constexpr int kElementBytes = 2;
   static constexpr int kWarpGroupThreads = 128;
-  static constexpr int kThreads = (kConsumers + 1) * kWarpGroupThreads;
   static constexpr int kRegistersPerSm = 65536;
   static constexpr int kOtherRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
@@ -46,14 +45,19 @@ struct AttentionKernel {
   bool longest_first = false;  // of 32 users at a time
   // A block with at most half of the keys makes half of the scores, unless it is a tile's first.
   bool half_blocks = false;
+  int consumers = kConsumers;  // tile_m is 64 for each
 
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
   constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
   constexpr int v_bytes() const { return tile_n * head_v * kElementBytes; }
   constexpr int shared_bytes() const {
-    return kConsumers * q_slots * q_bytes() + stages * (k_bytes() + v_bytes()) + kSmallBytes +
+    return consumers * q_slots * q_bytes() + stages * (k_bytes() + v_bytes()) + kSmallBytes +
            kAlignmentBytes;
   }
+  constexpr int threads() const { return (consumers + 1) * kWarpGroupThreads; }
+  // Of a thread.
+  constexpr int consumer_registers() const { return consumers == 2 ? kConsumerRegisters : 160; }
+  constexpr int other_registers() const { return consumers == 2 ? kOtherRegisters : 32; }
   // fp32 scores and outputs, and 16-bit weights, that a consumer thread holds.
   constexpr int scores() const { return tile_n / 2; }
   constexpr int outputs() const { return head_v / 2; }
@@ -82,6 +86,10 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     {128, 128, 64, 2, 4, false, 0, false, 128, false, true},
     {128, 128, 96, 2, 3},  // 15
     {128, 128, 128, 2, 2, false, 0, false, 128, false, true, true},
+    {64, 64, 128, 2, 4, false, 0, false, 192, false, false, false, 3},
+    {64, 64, 128, 2, 4, false, 1, true, 192, false, false, false, 3},
+    {64, 64, 128, 2, 4, false, 0, true, 192, false, false, false, 3},
+    {64, 64, 112, 2, 4, false, 0, false, 192, false, false, false, 3},  // 20
 #endif
 };
 inline constexpr int kAttentionKernelsTaken = 4;  // by themselves
@@ -90,19 +98,19 @@ inline constexpr int kAttentionKernelCount = static_cast<int>(std::size(kAttenti
 constexpr bool attention_kernel_is_possible(const AttentionKernel& kernel) {
   constexpr int kMaxSharedBytes = 227 * 1024;
   // Beside them addresses, running maxima and sums.
-  constexpr int kOtherRegistersOfConsumers = 40;
+  const int kept_free = kernel.consumers == 2 ? 40 : 32;
   return kernel.head_qk % 64 == 0 && kernel.head_v % 64 == 0 && kernel.tile_n % 16 == 0 &&
          kernel.head_v <= kernel.head_qk &&
-         kernel.scores() + kernel.outputs() + kernel.weights() + kOtherRegistersOfConsumers <=
-             AttentionKernel::kConsumerRegisters &&
+         kernel.scores() + kernel.outputs() + kernel.weights() + kept_free <=
+             kernel.consumer_registers() &&
+         kernel.tile_m <= kernel.consumers * AttentionKernel::kConsumerRows &&
+         AttentionKernel::kWarpGroupThreads *
+                 (kernel.other_registers() + kernel.consumers * kernel.consumer_registers()) <=
+             AttentionKernel::kRegistersPerSm &&
          kernel.shared_bytes() <= kMaxSharedBytes;
 }
 static_assert(std::all_of(std::begin(kAttentionKernels), std::end(kAttentionKernels),
                           attention_kernel_is_possible));
-static_assert(AttentionKernel::kWarpGroupThreads *
-                  (AttentionKernel::kOtherRegisters +
-                   AttentionKernel::kConsumers * AttentionKernel::kConsumerRegisters) <=
-              AttentionKernel::kRegistersPerSm);
 
 struct AttentionProblem {
   int64_t B, S, H, D, Dv, U;

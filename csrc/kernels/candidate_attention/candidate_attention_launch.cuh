@@ -57,7 +57,7 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
     params.stamp = ++stamp;
   }
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
-  LaunchShape shape{static_cast<unsigned>(config.ctas), AttentionKernel::kThreads};
+  LaunchShape shape{static_cast<unsigned>(config.ctas), S::kConfig.threads()};
   shape.shared_bytes = S::kConfig.shared_bytes();
   shape.cluster = config.parts;
   shape.overlaps_previous = true;

@@ -77,11 +77,12 @@ __device__ inline void scale_rows(Outputs<S>& outputs, float upper, float lower)
 // of a product to a uniform register just before it.
 template <class S>
 __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
-  constexpr int kBoth = kConsumers * kGroupThreads;
+  constexpr int kBoth = 2 * kGroupThreads;                // one hands on, one takes
   constexpr uint32_t kSlotQ = S::kConfig.q_bytes() / 16;  // descriptors count in 16 bytes
   constexpr uint32_t kSlotK = S::kConfig.k_bytes() / 16, kSlotV = S::kConfig.v_bytes() / 16;
   const NamedBarrier my_turn = hopper::numbered(NamedBarrier::kTurn, consumer);
-  const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, 1 - consumer);
+  const NamedBarrier its_turn =
+      hopper::numbered(NamedBarrier::kTurn, consumer + 1 == S::kConsumers ? 0 : consumer + 1);
   const uint32_t thread = hopper::thread_of_group();
   auto& ring_q = shared.ring_q[consumer];
   const uint64_t q = hopper::descriptor<hopper::Major::kK>(shared.q[consumer][0][0]);
@@ -132,7 +133,8 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     at_q.advance();
   };
 
-  if (consumer == 1) hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
+  if (consumer == S::kConsumers - 1)
+    hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
   Softmax<S::kTileN / 2, S::kConfig.polynomials> softmax(params.scale);
   typename S::Tile tile = next_tile();
   const auto leave = [&](Outputs<S>& outputs, float (&lse)[2]) {
@@ -254,14 +256,14 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
 }
 
 template <class S>
-__global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
+__global__ void __launch_bounds__(S::kConfig.threads(), 1)
     candidate_attention_sm90(const __grid_constant__ Params params) {
   extern __shared__ char unaligned[];
   const uint32_t base = hopper::shared_address(unaligned);
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
-  if (group == kConsumers) {
+  if (group == S::kConsumers) {
     const bool elected = hopper::elect_one();
     if (warp == 0) {
       shared.tiles.init_by_warp();
@@ -282,8 +284,8 @@ __global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
   hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
   __syncthreads();
-  if (group < kConsumers) {
-    hopper::take_registers<AttentionKernel::kConsumerRegisters>();
+  if (group < S::kConsumers) {
+    hopper::take_registers<S::kConfig.consumer_registers()>();
     consume<S>(shared, params, group);
     if (meets(shared, params)) {
       meet_in_cluster<S>();
@@ -292,7 +294,7 @@ __global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
     }
     return;
   }
-  hopper::give_registers<AttentionKernel::kOtherRegisters>();
+  hopper::give_registers<S::kConfig.other_registers()>();
   if (warp == 0) {
     if constexpr (S::kSharesKeys) {
       if (params.stamp != 0) return find_shared_tiles(shared, params);

@@ -51,13 +51,13 @@ __device__ void load_q(Shared<S>& shared, const Params& params) {
   const int lane = threadIdx.x % 32;
   const int32_t together = params.rows_together;
   typename S::Tiles::Position at;
-  typename S::RingQ::Position positions[kConsumers];
+  typename S::RingQ::Position positions[S::kConsumers];
   for (;; at.advance()) {
     const QueryTile tile = shared.tiles.read(at);
     if (tile.is_last()) return;
     if (tile.kv_len <= 0) continue;
 #pragma unroll
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+    for (int consumer = 0; consumer < S::kConsumers; ++consumer) {
       if (tile.rows <= consumer * kConsumerRows) break;
       auto& ring = shared.ring_q[consumer];
       auto& position = positions[consumer];

@@ -15,7 +15,6 @@
 
 namespace ikbo::attention {
 
-inline constexpr int kConsumers = AttentionKernel::kConsumers;
 inline constexpr int kConsumerRows = AttentionKernel::kConsumerRows;
 inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
 inline constexpr int kFewRows = 8;
@@ -24,14 +23,14 @@ inline constexpr int kBlock = 64;  // elements of a head that stand side by side
 // Named barriers (0 is __syncthreads).
 enum class NamedBarrier {
   kTurn = 1,     // one a consumer: its turn at the tensor cores
-  kBothEnd = 3,  // of a tile cut into parts: neither consumer reads operands any more
+  kBothEnd = 4,  // of a tile cut into parts: no consumer reads operands any more
 };
 
 struct SharedTile;
 
 // The readers of a tile: the warp that loads q, the threads that load k and v, four warps of each
 // consumer.
-template <class Tile>
+template <int kConsumers, class Tile>
 using TilesOf = TileRing<2, 1 + 2 + kConsumers * 4, Tile>;
 
 // One of kAttentionKernels for one element type.
@@ -44,7 +43,8 @@ struct Shape {
   static constexpr int kTileN = kConfig.tile_n, kStages = kConfig.stages;
   static constexpr bool kSharesKeys = kConfig.shares_keys;
   using Tile = std::conditional_t<kSharesKeys, SharedTile, QueryTile>;
-  using Tiles = TilesOf<Tile>;
+  static constexpr int kConsumers = kConfig.consumers;
+  using Tiles = TilesOf<kConsumers, Tile>;
   using RingQ = hopper::Pipeline<kConfig.q_slots, 1>;
   using Ring = hopper::Pipeline<kStages, kConsumers>;
 };
@@ -53,10 +53,10 @@ template <class S>
 struct alignas(hopper::kSwizzleAtomBytes) Shared {
   using T = typename S::T;
   // Blocks of 64 elements of the head, rows of 128 bytes.
-  T q[kConsumers][S::kConfig.q_slots][S::kHeadQk / kBlock][kConsumerRows * kBlock];
+  T q[S::kConsumers][S::kConfig.q_slots][S::kHeadQk / kBlock][kConsumerRows * kBlock];
   T k[S::kStages][S::kHeadQk / kBlock][S::kTileN * kBlock];
   T v[S::kStages][S::kHeadV / kBlock][S::kTileN * kBlock];
-  typename S::RingQ ring_q[kConsumers];
+  typename S::RingQ ring_q[S::kConsumers];
   typename S::Ring ring_k;
   typename S::Ring ring_v;
   typename S::Tiles tiles;

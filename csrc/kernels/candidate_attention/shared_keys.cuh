@@ -23,11 +23,11 @@ struct SharedTile : QueryTile {
 // another CTA.
 template <class S>
 struct KeptResults {
-  float4 outputs[kConsumers][S::kHeadV / 8][kGroupThreads];
-  float2 lse[kConsumers][kGroupThreads];
+  float4 outputs[S::kConsumers][S::kHeadV / 8][kGroupThreads];
+  float2 lse[S::kConsumers][kGroupThreads];
   // Of each warp: the launch's stamp once its results are there, 0 once they have been read. Memory
   // as allocated can't hold the stamp, so that nothing needs to be cleared before the launch.
-  uint64_t stamps[kConsumers][kGroupThreads / 32];
+  uint64_t stamps[S::kConsumers][kGroupThreads / 32];
 };
 
 // All tiles of the users up to some, counted by a whole warp.

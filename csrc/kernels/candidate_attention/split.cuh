@@ -13,8 +13,9 @@ namespace ikbo::attention {
 template <class S>
 struct Partial {
   static constexpr int kStride = S::kHeadV + 8;  // so that a warp's rows are in different banks
-  float outputs[kConsumers][kConsumerRows][kStride];  // divided by the part's sum of exponentials
-  float lse[kConsumers][kConsumerRows];
+  float outputs[S::kConsumers][kConsumerRows]
+               [kStride];  // divided by the part's sum of exponentials
+  float lse[S::kConsumers][kConsumerRows];
 };
 template <class S>
 __device__ inline Partial<S>& partial(Shared<S>& shared) {
@@ -49,7 +50,7 @@ __device__ inline void meet_in_cluster() {
 template <class S>
 __device__ inline void keep_partial(Shared<S>& shared, const Outputs<S>& outputs,
                                     const float (&lse)[2], int consumer) {
-  hopper::barrier_wait(NamedBarrier::kBothEnd, kConsumers * kGroupThreads);
+  hopper::barrier_wait(NamedBarrier::kBothEnd, S::kConsumers * kGroupThreads);
   Partial<S>& mine = partial(shared);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -69,7 +70,7 @@ __device__ inline void keep_partial(Shared<S>& shared, const Outputs<S>& outputs
 // aren't read, or don't matter.
 template <class S>
 __device__ inline void keep_no_partial(Shared<S>& shared, float lse, int consumer) {
-  hopper::barrier_wait(NamedBarrier::kBothEnd, kConsumers * kGroupThreads);
+  hopper::barrier_wait(NamedBarrier::kBothEnd, S::kConsumers * kGroupThreads);
   const int row = threadIdx.x % kGroupThreads;
   if (row < kConsumerRows) partial(shared).lse[consumer][row] = lse;
   __syncwarp();  // see store_results
@@ -88,7 +89,7 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
   const int end = params.parts.divide((rank + 1) * tile.rows);
   constexpr int kMaxParts = AttentionConfig::kMaxParts;
   constexpr int kChunks = S::kHeadV / 8;
-  for (int i = threadIdx.x; i < (end - first) * kChunks; i += kConsumers * kGroupThreads) {
+  for (int i = threadIdx.x; i < (end - first) * kChunks; i += S::kConsumers * kGroupThreads) {
     const int row = first + i / kChunks, d = i % kChunks * 8;
     const int32_t in_batch = runs.row_of_batch(tile.first_row + row);
     if (d >= params.Dv || in_batch >= runs.all_rows()) continue;
