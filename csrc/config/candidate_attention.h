@@ -46,6 +46,8 @@ struct AttentionKernel {
   // A block with at most half of the keys makes half of the scores, unless it is a tile's first.
   bool half_blocks = false;
   int consumers = kConsumers;  // tile_m is 64 for each
+  int max_parts = 8;           // CTAs of a cluster; more than 8 aren't portable
+  int min_part_tiles = 2;
 
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
   constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
@@ -90,6 +92,7 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     {64, 64, 128, 2, 4, false, 1, true, 192, false, false, false, 3},
     {64, 64, 128, 2, 4, false, 0, true, 192, false, false, false, 3},
     {64, 64, 112, 2, 4, false, 0, false, 192, false, false, false, 3},  // 20
+    {128, 128, 128, 2, 2, false, 0, false, 128, true, false, false, 2, 16, 1},
 #endif
 };
 inline constexpr int kAttentionKernelsTaken = 4;  // by themselves
@@ -123,7 +126,6 @@ struct AttentionProblem {
 };
 
 struct AttentionConfig {
-  static constexpr int kMinPartTiles = 2;
   static constexpr int kMaxParts = 8;  // CTAs of a cluster
 
   int kernel;         // index in kAttentionKernels
@@ -179,10 +181,10 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   const int64_t tiles_per_user =
       std::max<int64_t>((rows_per_user + kernel.tile_m - 1) / kernel.tile_m, 1);
   const int64_t tiles = tiles_per_user * users * std::max<int64_t>(problem.H, 1);
-  // Fewer tiles than half of the SMs: their keys are cut, into parts of at least kMinPartTiles.
-  const int64_t most_parts = problem.L / (kernel.tile_n * AttentionConfig::kMinPartTiles);
+  // Fewer tiles than half of the SMs: their keys are cut, into parts of at least min_part_tiles.
+  const int64_t most_parts = problem.L / (kernel.tile_n * kernel.min_part_tiles);
   config.parts = static_cast<int>(std::clamp<int64_t>(
-      device.sm_count / tiles, 1, std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));
+      device.sm_count / tiles, 1, std::clamp<int64_t>(most_parts, 1, kernel.max_parts)));
   config.ctas = static_cast<int>(config.parts > 1 ? most_tiles * config.parts
                                                   : std::min<int64_t>(most_tiles, device.sm_count));
   config.rows_together = AttentionKernel::kConsumerRows;

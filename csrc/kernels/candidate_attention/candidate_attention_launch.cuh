@@ -61,6 +61,10 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   shape.shared_bytes = S::kConfig.shared_bytes();
   shape.cluster = config.parts;
   shape.overlaps_previous = true;
+  if constexpr (S::kConfig.max_parts > 8) {
+    IKBO_CUDA_CHECK(cudaFuncSetAttribute(candidate_attention_sm90<S>,
+                                         cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
   launch(candidate_attention_sm90<S>, shape, stream, params);
 }
 

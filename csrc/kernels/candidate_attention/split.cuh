@@ -87,7 +87,7 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
   if (tile.is_last()) return;
   const int first = params.parts.divide(rank * tile.rows);
   const int end = params.parts.divide((rank + 1) * tile.rows);
-  constexpr int kMaxParts = AttentionConfig::kMaxParts;
+  constexpr int kMaxParts = S::kConfig.max_parts;
   constexpr int kChunks = S::kHeadV / 8;
   for (int i = threadIdx.x; i < (end - first) * kChunks; i += S::kConsumers * kGroupThreads) {
     const int row = first + i / kChunks, d = i % kChunks * 8;
