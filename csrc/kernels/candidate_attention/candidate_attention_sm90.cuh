@@ -81,8 +81,8 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   constexpr uint32_t kSlotQ = S::kConfig.q_bytes() / 16;  // descriptors count in 16 bytes
   constexpr uint32_t kSlotK = S::kConfig.k_bytes() / 16, kSlotV = S::kConfig.v_bytes() / 16;
   const NamedBarrier my_turn = hopper::numbered(NamedBarrier::kTurn, consumer);
-  const NamedBarrier its_turn =
-      hopper::numbered(NamedBarrier::kTurn, consumer + 1 == S::kConsumers ? 0 : consumer + 1);
+  const int next_consumer = S::kConsumers == 2 ? 1 - consumer : (consumer + 1) % S::kConsumers;
+  const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, next_consumer);
   const uint32_t thread = hopper::thread_of_group();
   auto& ring_q = shared.ring_q[consumer];
   const uint64_t q = hopper::descriptor<hopper::Major::kK>(shared.q[consumer][0][0]);
