@@ -98,6 +98,29 @@ def with_activation(args: list[Any], activation: str) -> list[Any]:
     return [*args[:-1], activation]
 
 
+def leaves_of(args: list[Any]) -> list[Any]:
+    return [a.detach().clone().requires_grad_() if isinstance(a, Tensor) else a for a in args]
+
+
+def tensors_of(args: list[Any]) -> list[Tensor]:
+    return [a for a in args if isinstance(a, Tensor)]
+
+
+def check_gradients(op: str, args: list[Any]) -> None:
+    definition = getattr(definitions, op)
+
+    def gradients(function: Any, of: list[Any]) -> list[Tensor]:
+        leaves = leaves_of(of)
+        out = function(*leaves)
+        grad = draw(args[0].dtype, seed=1)(*out.shape).to(out.dtype)
+        return list(torch.autograd.grad(out, tensors_of(leaves), grad))
+
+    ours = gradients(getattr(torch.ops.ikbo, op), args)
+    exact, plain = gradients(definition, wide(args)), gradients(definition, args)
+    for got, want, like_plain in zip(ours, exact, plain, strict=True):
+        assert_matches_definition(got, want, like_plain)
+
+
 # ---- values ------------------------------------------------------------------------------------
 @every_op
 @every_dtype
@@ -475,126 +498,6 @@ def test_fewer_sms_give_the_same_bits(op: str) -> None:
         assert torch.equal(out, want)
 
 
-# ---- training ----------------------------------------------------------------------------------
-def leaves_of(args: list[Any]) -> list[Any]:
-    return [a.detach().clone().requires_grad_() if isinstance(a, Tensor) else a for a in args]
-
-
-def tensors_of(args: list[Any]) -> list[Tensor]:
-    return [a for a in args if isinstance(a, Tensor)]
-
-
-def check_gradients(op: str, args: list[Any]) -> None:
-    definition = getattr(definitions, op)
-
-    def gradients(function: Any, of: list[Any]) -> list[Tensor]:
-        leaves = leaves_of(of)
-        out = function(*leaves)
-        grad = draw(args[0].dtype, seed=1)(*out.shape).to(out.dtype)
-        return list(torch.autograd.grad(out, tensors_of(leaves), grad))
-
-    ours = gradients(getattr(torch.ops.ikbo, op), args)
-    exact, plain = gradients(definition, wide(args)), gradients(definition, args)
-    for got, want, like_plain in zip(ours, exact, plain, strict=True):
-        assert_matches_definition(got, want, like_plain)
-
-
-def path_of_backward(op: str) -> tuple[str, str]:
-    return f"{op}_bwd", "library" if op == "linear_act" else "sm90"
-
-
-@every_op
-@every_dtype
-@pytest.mark.parametrize("activation", definitions.ACTIVATIONS)
-def test_gradients(op: str, dtype: torch.dtype, activation: str) -> None:
-    ikbo.reset_counters()
-    with ikbo.strict():
-        for M in (1, 50, 200):
-            check_gradients(op, inputs(op, dtype, M, 136, 72, 64, activation=activation))
-    counters = ikbo.counters()
-    assert counters[(f"{op}_fwd", "sm90")] == 3 and counters[path_of_backward(op)] == 3
-
-
-@every_op
-@every_dtype
-@pytest.mark.parametrize(
-    "problem", [(3, 8, 8, 8), (1000, 520, 264, 136), (4100, 1544, 200, 1032)], ids=str
-)
-def test_gradients_over_shapes(
-    op: str, dtype: torch.dtype, problem: tuple[int, int, int, int]
-) -> None:
-    with ikbo.strict():
-        check_gradients(op, inputs(op, dtype, *problem, activation="gelu_tanh"))
-
-
-@every_gated_op
-@every_dtype
-def test_gradients_of_misaligned_weights(op: str, dtype: torch.dtype) -> None:
-    args = inputs(op, dtype, 200, 136, 72, 64, activation="gelu")
-    leaves = leaves_of(args)
-    want = torch.autograd.grad(call(op, leaves).sum(), tensors_of(leaves))  # an expanded gradient
-    places = (1, 2, 5) if op == "gated_mlp" else (1, 2)
-    for i in places:
-        leaves[i] = guarded(leaves[i].detach(), extra=3).requires_grad_()
-    got = torch.autograd.grad(call(op, leaves).sum(), tensors_of(leaves))
-    assert record(f"{op}_bwd")["config"]["packed_weights"] == len(places)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-@every_gated_op
-@every_dtype
-def test_odd_input_features_leave_their_gradient_to_the_library(
-    op: str, dtype: torch.dtype
-) -> None:
-    args = inputs(op, dtype, 200, 136, 72, 64)
-    narrow = [a[:, :65] if i < 3 else a for i, a in enumerate(args)]
-    out, *saved = getattr(torch.ops.ikbo, f"{op}_fwd")(*narrow)
-    weights = [narrow[i] for i in ((1, 2, 5) if op == "gated_mlp" else (1, 2))]
-    grads = getattr(torch.ops.ikbo, f"{op}_bwd")(
-        torch.ones_like(out), narrow[0], *weights, *saved, "silu", 1
-    )
-    assert record(f"{op}_bwd")["config"]["input"] is None
-    leaves = [a.detach().double().requires_grad_() if isinstance(a, Tensor) else a for a in narrow]
-    exact = torch.autograd.grad(getattr(definitions, op)(*leaves).sum(), leaves[0])[0]
-    leaves = [a.detach().requires_grad_() if isinstance(a, Tensor) else a for a in narrow]
-    plain = torch.autograd.grad(getattr(definitions, op)(*leaves).sum(), leaves[0])[0]
-    assert_matches_definition(grads[0], exact, plain)
-
-
-@every_op
-@one_dtype
-def test_backward_twice(op: str, dtype: torch.dtype) -> None:
-    leaves = leaves_of(inputs(op, dtype, 300, 264, 72, 136, activation="silu"))
-    out = call(op, leaves)
-    grad = torch.randn_like(out)
-    first, second = (
-        torch.autograd.grad(out, tensors_of(leaves), grad, retain_graph=True) for _ in range(2)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-@every_op
-def test_backward_of_no_rows(op: str) -> None:
-    x, *rest = inputs(op, torch.bfloat16, 5, 64, 40, 64)
-    leaves = leaves_of([x[:0], *rest])
-    with ikbo.strict():
-        grads = torch.autograd.grad(call(op, leaves).sum(), tensors_of(leaves))
-    assert all(not g.any() for g in grads)
-
-
-@every_op
-def test_decode_shapes(op: str) -> None:
-    """Weights that don't fit L2, and what of DeepGEMM's #84 and its kind fails at few rows."""
-    x, *rest = inputs(op, torch.bfloat16, 64, 11008, 4096, 4096, activation="gelu_tanh")
-    exact = getattr(definitions, op)(*wide([x, *rest]))
-    for M in (1, 2, 8, 16, 32, 33, 64):
-        args = [x[:M], *rest]
-        out = run(op, args)
-        assert_matches_definition(out, exact[:M], getattr(definitions, op)(*args))
-        for _ in range(3):
-            assert torch.equal(out, call(op, args))
-
-
 # ---- what is said of it, what it takes ---------------------------------------------------------
 @every_op
 @pytest.mark.parametrize("M", [30, 2000])
@@ -621,43 +524,3 @@ def test_inference_takes_one_hidden_tensor() -> None:
     run("gated_mlp", args)
     peak = torch.cuda.max_memory_allocated() - before
     assert peak <= 2 * M * (N + out_features) + 2**21
-
-
-# ---- slow --------------------------------------------------------------------------------------
-@pytest.mark.gpu_slow
-@every_op
-@pytest.mark.parametrize("M", [1, 40, 700])
-def test_ten_thousand_repeats(op: str, M: int) -> None:
-    args = inputs(op, torch.bfloat16, M, 2056, 1030, 520)
-    want = run(op, args)
-    for _ in range(100):
-        outs = [call(op, args) for _ in range(100)]
-        assert all(torch.equal(out, want) for out in outs)
-
-
-@pytest.mark.gpu_slow
-@every_op
-def test_more_than_2_31_elements(op: str) -> None:
-    """Rows at both ends of x, gate, up and the result beyond 2^31 elements each."""
-    M, N, K = 2_200_000, 1024, 1000
-    args = inputs(op, torch.bfloat16, 8, N, K, 1024)
-    x = torch.zeros(M, K, dtype=torch.bfloat16, device="cuda")
-    rows = torch.tensor([0, 1, 1_048_576, 2_147_484, M - 2, M - 1], device="cuda")
-    x[rows] = torch.randn(len(rows), K, device="cuda").bfloat16()
-    out, *saved = getattr(torch.ops.ikbo, f"{op}_fwd")(x, *args[1:])
-    assert record(f"{op}_fwd")["path"] == "sm90"
-    few = [x[rows].repeat(11, 1), *args[1:]]  # enough of them for the same kernel
-    want, *want_saved = getattr(torch.ops.ikbo, f"{op}_fwd")(*few)
-    for got, expected in zip([out, *saved], [want, *want_saved], strict=True):
-        assert torch.equal(got[rows], expected[: len(rows)])
-    if op != "linear_act":
-        del out
-        grad = torch.zeros(M, 1024 if op == "gated_mlp" else N, dtype=torch.bfloat16, device="cuda")
-        grad[rows] = 1
-        weights = [args[i] for i in ((1, 2, 5) if op == "gated_mlp" else (1, 2))]
-        backward = getattr(torch.ops.ikbo, f"{op}_bwd")
-        got = backward(grad, x, *weights, *saved, "silu", 1)[0]
-        few_saved = [s[: len(rows)].contiguous() for s in want_saved]
-        ones = torch.ones_like(grad[: len(rows)])
-        expected = backward(ones, x[rows], *weights, *few_saved, "silu", 1)[0]
-        assert_matches_definition(got[rows], expected.double(), expected)
