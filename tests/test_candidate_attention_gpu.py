@@ -12,20 +12,14 @@ from torch import Tensor
 import ikbo
 from ikbo.testing import assert_matches_definition, definitions
 
-NAN = float("nan")
+from .test_linear_compression_gpu import GUARD, NAN, guarded
+
 DTYPES = [torch.bfloat16, torch.float16]
-GUARD = 64  # elements of NaN before and after
 HEADS = [(64, 64), (128, 128), (192, 128), (256, 256), (40, 72), (8, 8), (136, 24)]  # D, Dv
 
 
 def randn(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(*sizes, device="cuda").to(dtype)
-
-
-def guarded(tensor: Tensor) -> Tensor:
-    """The same values, contiguous, with NaN before and after them in memory."""
-    flat = torch.full((tensor.numel() + 2 * GUARD,), NAN, dtype=tensor.dtype, device="cuda")
-    return flat[GUARD : GUARD + tensor.numel()].view(tensor.shape).copy_(tensor)
 
 
 def problem(

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import ikbo
-from ikbo._library import library
 from ikbo.testing import assert_matches_definition, definitions
+
+from .test_concat_linear_gpu import guarded, record
 
 pytestmark = pytest.mark.gpu
 
@@ -26,12 +27,6 @@ every_op = pytest.mark.parametrize("op", OPS)
 every_gated_op = pytest.mark.parametrize("op", OPS[:2])
 
 
-def record(op: str) -> dict[str, Any]:
-    """What the last call of the op was."""
-    result: dict[str, Any] = json.loads(library().ikbo_explain(op.encode()))
-    return result
-
-
 def call(op: str, args: list[Any]) -> Tensor:
     out: Tensor = getattr(torch.ops.ikbo, op)(*args)
     return out
@@ -42,19 +37,6 @@ def run(op: str, args: list[Any]) -> Tensor:
     out = call(op, args)
     assert record(op)["path"] == "sm90", record(op)
     return out
-
-
-def guarded(values: Tensor, extra: int = 0) -> Tensor:
-    """The values amid NaN: rows at multiples of 16 bytes, or `extra` elements further apart."""
-    if values.dim() == 1:
-        buffer = values.new_full((values.shape[0] + 16,), NAN)
-        inside = buffer[8 : 8 + values.shape[0]]
-    else:
-        rows, columns = values.shape
-        buffer = values.new_full((rows + 2, (columns + 7) // 8 * 8 + 16 + extra), NAN)
-        inside = buffer[1 : 1 + rows, 8 : 8 + columns]
-    inside.copy_(values)
-    return inside
 
 
 def draw(dtype: torch.dtype, seed: int) -> Callable[..., Tensor]:

@@ -7,11 +7,11 @@ import torch
 
 from ikbo.testing import assert_matches_definition
 
+from .test_concat_linear_gpu import record
 from .test_gated_gpu import (
     call,
     every_op,
     inputs,
-    record,
     run,
 )
 

@@ -32,6 +32,15 @@ def amid_nan(rows: int, columns: int) -> tuple[Tensor, Tensor]:
     return buffer, buffer[GUARD : GUARD + rows]
 
 
+def copies_amid_nan(results: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """What was written into places of amid_nan(), and nothing outside them."""
+    copies = [inside.clone() for _, inside in results]
+    for buffer, inside in results:
+        inside.fill_(float("nan"))
+        assert bool(buffer.isnan().all())
+    return copies
+
+
 def gated(call: Call, args: list[Any], kernel: int, *, saves: bool) -> list[Tensor]:  # noqa: F811
     """out, gate and up; checks that nothing outside them was written."""
     x, w_gate, w_up, b_gate, b_up = args
@@ -43,11 +52,7 @@ def gated(call: Call, args: list[Any], kernel: int, *, saves: bool) -> list[Tens
         "gated", x, w_gate, w_up, b_gate, b_up, results[0][1], *preacts, M, N, x.shape[1], kernel,
         properties.multi_processor_count, properties.L2_cache_size,
     )  # fmt: skip
-    copies = [inside.clone() for _, inside in results]
-    for buffer, inside in results:
-        inside.fill_(float("nan"))
-        assert bool(buffer.isnan().all())
-    return copies
+    return copies_amid_nan(results)
 
 
 def inputs(M: int, N: int, K: int, *, bias: bool = True) -> list[Any]:

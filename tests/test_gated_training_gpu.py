@@ -9,17 +9,16 @@ from torch import Tensor
 import ikbo
 from ikbo.testing import assert_matches_definition, definitions
 
+from .test_concat_linear_gpu import guarded, record
 from .test_gated_gpu import (
     call,
     check_gradients,
     every_dtype,
     every_gated_op,
     every_op,
-    guarded,
     inputs,
     leaves_of,
     one_dtype,
-    record,
     run,
     tensors_of,
     wide,

@@ -29,24 +29,13 @@ from ikbo.rewrite.engine import Rewriter
 from ikbo.rewrite.rules import Call, Place, aten
 from ikbo.rewrite.values import Gathered, Grid, Joined, Lazy
 
-USER = {"user": ikbo.Context(inputs=["user"], map="user_index")}
-Function = Callable[[Tensor, Tensor], Tensor]
+from .test_rewrite_refusals import USER, Function, Model
+
 torch.manual_seed(0)
 SQUARE, THIN, BIAS = torch.randn(8, 8) / 3, torch.randn(6, 5) / 2, torch.randn(8)
 WIDE, STACK = torch.randn(8, 16) / 4, torch.randn(4, 6) / 2
 KERNEL, MEAN, VARIANCE = torch.randn(4, 5, 3), torch.randn(5), torch.rand(5) + 1
 TABLE, TRILINEAR = torch.randn(2, 8), torch.randn(4, 8, 8) / 8
-
-
-class Model(nn.Module):
-    """A function of the copied user rows [B, 5, 8] and the candidates [B, 8]."""
-
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, user: Tensor, candidate: Tensor, user_index: Tensor) -> Tensor:
-        return self.function(user[user_index], candidate)
 
 
 def _inputs(n_users: int = 3, n_candidates: int = 7) -> tuple[Tensor, ...]:

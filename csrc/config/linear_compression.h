@@ -37,7 +37,7 @@ struct LinearCompressionKernel {
   static constexpr int kAlignmentBytes = 1024;  // the 128-byte swizzle repeats every 1024
 
   int tile_m;
-  int tile_k;  // of a step, in swizzle spans
+  int tile_k;  // of a step: whole swizzle spans
   int w_stages;
   int e_stages;         // of each consumer
   int staging_buffers;  // of results, shared by the consumers
@@ -108,7 +108,7 @@ inline constexpr double kIngestBytesPerClock = 80;
 inline constexpr double kStepClocks = 250;
 // From the sums to memory, through a staging buffer.
 inline constexpr double kEpilogueBytesPerClock = 13;
-// Of an epilogue under the other consumer's products: half the tensor cores' queue.
+// Of an epilogue, what the other consumer's products don't hide.
 inline constexpr double kHiddenShare = 0.25;
 // Barriers, tensor maps, the first blocks and the end of the last store.
 inline constexpr double kStartClocks = 3700;

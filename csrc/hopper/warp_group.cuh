@@ -49,8 +49,8 @@ __device__ inline void give_registers() {
 }
 
 // Named barriers: each kernel numbers its own in an enum class from 1 (0 is __syncthreads).
-// `threads` counts all who take part: those that wait and those that only arrive.
-// A barrier of several with one name, numbered from it on.
+// numbered() is one of several with one name, from it on. `threads` counts all who take part: those
+// that wait and those that only arrive.
 template <class Name>
 __device__ constexpr Name numbered(Name name, int index) {
   return static_cast<Name>(static_cast<int>(name) + index);
