@@ -231,13 +231,15 @@ class Cta:
     """`tiles`: (rows, keys); keys 0 or less where there is nothing to attend to."""
 
     def __init__(
-        self, tiles: list[tuple[int, int]], q_slots: int, stages: int, tickets: bool, random: Random
-    ) -> None:
+        self, tiles: list[tuple[int, int]], q_slots: int, stages: int, consumers: int,
+        tickets: bool, random: Random,
+    ) -> None:  # fmt: skip
         self.tiles, self.tickets, self.random = tiles, tickets, random
-        self.tile_ring = Ring(2, 5)  # one arrival for each of three loaders and two consumers
-        self.k, self.v = Ring(stages, 2), Ring(stages, 2)
-        self.q = [Ring(q_slots, 1), Ring(q_slots, 1)]
-        self.turns = [Turn(), Turn()]
+        self.consumers = consumers
+        self.tile_ring = Ring(2, 3 + consumers)  # an arrival for each of three loaders and these
+        self.k, self.v = Ring(stages, consumers), Ring(stages, consumers)
+        self.q = [Ring(q_slots, 1) for _ in range(consumers)]
+        self.turns = [Turn() for _ in range(consumers)]
         self.pending: list[Callable[[], None]] = []
         self.results: Counter[tuple[int, int]] = Counter()
 
@@ -269,7 +271,7 @@ class Cta:
         at, places = Place(2), [Place(ring.slots) for ring in self.q]
         while (tile := (yield from self.read_tile(at))) is not None:
             at = at.next()
-            for consumer in range(2):
+            for consumer in range(self.consumers):
                 if self.blocks(tile) and self.has_rows(tile, consumer):
                     yield from self.q[consumer].load(places[consumer], tile, self.pending)
                     places[consumer] = places[consumer].next()
@@ -290,7 +292,7 @@ class Cta:
 
     # -- consumers
     def consumer(self, me: int) -> Step:
-        q = self.q[me]
+        q, next_turn = self.q[me], self.turns[(me + 1) % self.consumers]
         at, at_q = Place(2), Place(q.slots)
         at_k, at_v = Place(self.k.slots), Place(self.v.slots)
 
@@ -336,15 +338,15 @@ class Cta:
             else:
                 q.readers[at_q.slot] -= 1
 
-        if me == 1:
-            self.turns[0].arrive()
+        if me == self.consumers - 1:
+            next_turn.arrive()
         tile = yield from next_tile()
         while tile is not None:
             if not self.has_rows(tile, me):
                 for block in self.blocks(tile):
                     yield from self.k.full[at_k.slot].wait(at_k.phase)
                     yield from self.turns[me].wait()
-                    self.turns[1 - me].arrive()
+                    next_turn.arrive()
                     reads(self.k, at_k, (tile, block))
                     at_k = release(self.k, at_k)
                     yield from self.v.full[at_v.slot].wait(at_v.phase)
@@ -354,7 +356,7 @@ class Cta:
                 continue
             yield from q.full[at_q.slot].wait(at_q.phase)
             yield from multiply_scores(tile, 0)
-            self.turns[1 - me].arrive()
+            next_turn.arrive()
             yield from some_time()
             after_scores(tile, 0)
             block, following = 0, None
@@ -368,7 +370,7 @@ class Cta:
                     yield from q.full[at_q.slot].wait(at_q.phase)
                 yield from multiply_scores(following, next_block)
                 yield from multiply_values(tile, block)
-                self.turns[1 - me].arrive()
+                next_turn.arrive()
                 yield from some_time()
                 after_scores(following, next_block)
                 yield from some_time()
@@ -387,7 +389,7 @@ class Cta:
     def run(self) -> None:
         threads: list[Iterator[None]] = [
             self.finder(), self.q_loader(), self.key_loader(self.k), self.key_loader(self.v),
-            self.consumer(0), self.consumer(1),
+            *(self.consumer(me) for me in range(self.consumers)),
         ]  # fmt: skip
         engine = self.copy_engine()
         speeds = {id(t): self.random.choice([1, 1, 5, 20]) for t in (*threads, engine)}
@@ -405,21 +407,25 @@ class Cta:
 
 
 @pytest.mark.parametrize(("q_slots", "stages"), [(1, 2), (2, 2), (2, 4)])
+@pytest.mark.parametrize("consumers", [2, 3])
 @pytest.mark.parametrize("tickets", [False, True])
 def test_threads_of_a_cta_end_and_read_what_they_mean_to(
-    q_slots: int, stages: int, tickets: bool
+    q_slots: int, stages: int, consumers: int, tickets: bool
 ) -> None:
     for seed in range(100):
         random = Random(seed)
         tiles = [
-            (random.choice([1, 40, 64, 65, 100, 128]), random.choice([-1, 0, 1, 128, 129, 300]))
+            (
+                random.choice([1, 40, 64, 65, 100, 64 * consumers]),
+                random.choice([-1, 0, 1, 128, 129, 300]),
+            )
             for _ in range(random.randrange(9))
         ]
-        cta = Cta(tiles, q_slots, stages, tickets, random)
+        cta = Cta(tiles, q_slots, stages, consumers, tickets, random)
         cta.run()
         assert cta.results == {
             (tile, consumer): 1
             for tile, (rows, _) in enumerate(tiles)
-            for consumer in range(2)
+            for consumer in range(consumers)
             if rows > consumer * CONSUMER_ROWS
         }

@@ -10,6 +10,10 @@
 #include "ops/ops.h"
 #include "ops/record.h"
 
+#ifdef IKBO_ATTENTION_VARIANTS
+#include <cstdlib>
+#endif
+
 namespace ikbo {
 namespace {
 
@@ -96,9 +100,18 @@ AttentionProblem kernel_problem(const CandidateAttention& p) {
   const int64_t users = std::max<int64_t>(p.map.n_users, 1);
   const int64_t L = p.flat() ? p.n_keys() / users : p.k.size(1);
   const bool is_ordered = p.map.order || !p.map.user_offsets;
-  return {p.B(),     p.S(),         p.H(), p.D(),
-          p.Dv(),    p.map.n_users, L,     p.flat() || p.kv_len.has_value(),
-          is_ordered};
+  AttentionProblem problem{p.B(),     p.S(),         p.H(), p.D(),
+                           p.Dv(),    p.map.n_users, L,     p.flat() || p.kv_len.has_value(),
+                           is_ordered};
+#ifdef IKBO_ATTENTION_VARIANTS
+  const char* chosen = std::getenv("IKBO_ATTENTION_KERNEL");
+  const int choice = chosen && *chosen ? std::atoi(chosen) : -1;
+  const bool takes = choice >= 0 && choice < kAttentionKernelCount &&
+                     kAttentionKernels[choice].head_qk == p.D() &&
+                     kAttentionKernels[choice].head_v == p.Dv();
+  if (takes) problem.forced = choice;
+#endif
+  return problem;
 }
 
 // Whether the copy engine takes a tensor's heads: elements side by side, all strides of dimensions
@@ -200,6 +213,11 @@ void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
   if (config.tickets) {
     ticket = zeros({1}, ScalarType::Int, out);
     o.ticket = reinterpret_cast<uint32_t*>(ticket->mutable_data_ptr<int32_t>());
+  }
+  OptTensor kept;
+  if (config.shared_blocks > 0) {
+    kept = empty({attention_kept_bytes(config)}, ScalarType::Byte, out);
+    o.kept = kept->mutable_data_ptr();
   }
   paths.kernel(config);
   run_candidate_attention(o, config, current_stream(device));

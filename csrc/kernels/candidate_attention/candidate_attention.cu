@@ -21,6 +21,14 @@ void run_candidate_attention(const AttentionOperands& operands, const AttentionC
   }
 }
 
+int64_t attention_kept_bytes(const AttentionConfig& config) {
+  int64_t bytes = 0;
+  attention::for_each_kernel<__half>([&]<class S>(int kernel) {
+    if (kernel == config.kernel) bytes = sizeof(attention::KeptResults<S>);
+  });
+  return config.ctas * bytes;
+}
+
 void load_candidate_attention() {
   const auto load = [&]<class S>(int) { load_kernel(attention::candidate_attention_sm90<S>); };
   attention::for_each_kernel<__nv_bfloat16>(load);

@@ -31,10 +31,12 @@ struct AttentionOperands {
   float* lse;               // [B, H, S] or null
   float scale;
   uint32_t* ticket;  // where it has tickets: 0
+  void* kept;        // with shared blocks: attention_kept_bytes(config)
 };
 
 void run_candidate_attention(const AttentionOperands& operands, const AttentionConfig& config,
                              cudaStream_t stream);
+int64_t attention_kept_bytes(const AttentionConfig& config);
 void load_candidate_attention();
 
 }  // namespace ikbo

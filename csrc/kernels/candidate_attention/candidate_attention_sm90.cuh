@@ -20,6 +20,7 @@
 #include "hopper/wgmma.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
+#include "kernels/candidate_attention/shared_keys.cuh"
 #include "kernels/candidate_attention/softmax.cuh"
 #include "kernels/candidate_attention/split.cuh"
 
@@ -31,15 +32,16 @@ using Scores = float[S::kTileN / 2];
 template <class S>
 using Weights = uint32_t[S::kTileN / 16][4];
 
-template <class S>
+template <class S, int kKeys>
 __device__ inline void multiply_q_k(Scores<S>& scores, uint64_t q, uint64_t k) {
-  using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
+  using Product = hopper::Wgmma<typename S::T, kKeys, hopper::Major::kK, hopper::Major::kK>;
   constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
   constexpr uint32_t kQBlock = kConsumerRows * hopper::kSwizzleRowBytes / 16;
   constexpr uint32_t kKBlock = S::kTileN * hopper::kSwizzleRowBytes / 16;
+  auto& made = reinterpret_cast<float (&)[kKeys / 2]>(scores);
 #pragma unroll
   for (int d = 0; d < S::kHeadQk / 16; ++d) {
-    Product::multiply(scores, q + (d / 4 * kQBlock + d % 4 * kStep),
+    Product::multiply(made, q + (d / 4 * kQBlock + d % 4 * kStep),
                       k + (d / 4 * kKBlock + d % 4 * kStep), d > 0);
   }
 }
@@ -75,11 +77,12 @@ __device__ inline void scale_rows(Outputs<S>& outputs, float upper, float lower)
 // of a product to a uniform register just before it.
 template <class S>
 __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
-  constexpr int kBoth = kConsumers * kGroupThreads;
+  constexpr int kBoth = 2 * kGroupThreads;                // one hands on, one takes
   constexpr uint32_t kSlotQ = S::kConfig.q_bytes() / 16;  // descriptors count in 16 bytes
   constexpr uint32_t kSlotK = S::kConfig.k_bytes() / 16, kSlotV = S::kConfig.v_bytes() / 16;
   const NamedBarrier my_turn = hopper::numbered(NamedBarrier::kTurn, consumer);
-  const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, 1 - consumer);
+  const int next_consumer = S::kConsumers == 2 ? 1 - consumer : (consumer + 1) % S::kConsumers;
+  const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, next_consumer);
   const uint32_t thread = hopper::thread_of_group();
   auto& ring_q = shared.ring_q[consumer];
   const uint64_t q = hopper::descriptor<hopper::Major::kK>(shared.q[consumer][0][0]);
@@ -87,14 +90,14 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   const uint64_t v =
       hopper::descriptor<hopper::Major::kMn>(shared.v[0][0], S::kTileN * hopper::kSwizzleRowBytes);
 
-  Tiles::Position at;
+  typename S::Tiles::Position at;
   typename S::RingQ::Position at_q;
   typename S::Ring::Position at_k, at_v;
   const auto has_rows = [&](const QueryTile& tile) { return tile.rows > consumer * kConsumerRows; };
   // The next tile with keys, or the last.
   const auto next_tile = [&] {
     for (;;) {
-      const QueryTile tile = shared.tiles.read(at);
+      const typename S::Tile tile = shared.tiles.read(at);
       at.advance();
       if (tile.is_last() || tile.kv_len > 0) return tile;
       if (params.is_split()) {
@@ -105,11 +108,12 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       __syncwarp();
     }
   };
-  const auto multiply_scores = [&](Scores<S>& scores) {
+  const auto multiply_scores = [&]<int kKeys>(Scores<S>& scores) {
     const int q_slot = hopper::uniform(at_q.slot), k_slot = hopper::uniform(at_k.slot);
     hopper::barrier_wait(my_turn, kBoth);
     hopper::wgmma_fence();
-    multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
+    multiply_q_k<S, kKeys>(scores, hopper::moved(q, q_slot * kSlotQ),
+                           hopper::moved(k, k_slot * kSlotK));
     hopper::wgmma_commit();
     at_k.advance();
   };
@@ -129,9 +133,16 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     at_q.advance();
   };
 
-  if (consumer == 1) hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
-  Softmax<S::kTileN / 2> softmax(params.scale);
-  QueryTile tile = next_tile();
+  if (consumer == S::kConsumers - 1)
+    hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
+  Softmax<S::kTileN / 2, S::kConfig.polynomials> softmax(params.scale);
+  typename S::Tile tile = next_tile();
+  const auto leave = [&](Outputs<S>& outputs, float (&lse)[2]) {
+    if constexpr (S::kSharesKeys) {
+      if (tile.keeps) return keep_results<S>(params, outputs, lse, consumer);
+    }
+    store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+  };
   while (!tile.is_last()) {
     if (!has_rows(tile)) {
       for (int32_t key = 0; key < tile.kv_len; key += S::kTileN) {
@@ -155,7 +166,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     softmax.start();
     ring_q.wait_full(at_q);
     shared.ring_k.wait_full(at_k);
-    multiply_scores(scores);
+    multiply_scores.template operator()<S::kTileN>(scores);
     hopper::barrier_arrive(its_turn, kBoth);
     hopper::wgmma_wait<0>();
     hopper::fence_registers(scores);
@@ -167,7 +178,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     int32_t keys_left = tile.kv_len - S::kTileN;
     bool adds = false;      // to outputs of blocks before
     bool is_there = false;  // the next block of keys
-    QueryTile next = tile;
+    typename S::Tile next = tile;
     float lse[2];
     for (;;) {
       const bool finishes = keys_left <= 0;
@@ -178,35 +189,47 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         ring_q.wait_full(at_q);
       }
       if (!is_there) shared.ring_k.wait_full(at_k);
-      multiply_scores(scores);
-      multiply_values(outputs, weights, adds);
-      hopper::barrier_arrive(its_turn, kBoth);
-      is_there = shared.ring_k.is_full(at_k);
-      hopper::wgmma_wait<1>();  // the scores
-      hopper::fence_registers(scores);
-      shared.ring_k.release(at_k.slot_before(1), thread);
-      float2 factor;
-      if (finishes) {
-        factor = softmax.finish(lse);
-        softmax.start();
-      }
-      const float2 correction = softmax.update(scores, keys_left);
-      if (!finishes) factor = correction;
-      // Not before the softmax, because ptxas moves the exponentials past a wait that follows them
-      // without a branch between.
-      release_q(keys_left);
-      hopper::wgmma_wait<0>();
-      hopper::fence_registers(outputs);
-      shared.ring_v.release(at_v.slot_before(1), thread);
-      round_weights<S>(weights, scores);
-      // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
-      if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
-        scale_rows<S>(outputs, factor.x, factor.y);
+      const auto step = [&]<int kKeys>() {
+        multiply_scores.template operator()<kKeys>(scores);
+        multiply_values(outputs, weights, adds);
+        hopper::barrier_arrive(its_turn, kBoth);
+        is_there = shared.ring_k.is_full(at_k);
+        hopper::wgmma_wait<1>();  // the scores
+        hopper::fence_registers(scores);
+        shared.ring_k.release(at_k.slot_before(1), thread);
+        if constexpr (S::kConfig.waits_early) release_q(keys_left);
+        float2 factor;
+        if (finishes) {
+          factor = softmax.finish(lse);
+          softmax.start();
+        }
+        const float2 correction = softmax.template update<kKeys / 2>(scores, keys_left);
+        if (!finishes) factor = correction;
+        // Not before the softmax, because ptxas moves the exponentials past a wait that follows
+        // them without a branch between.
+        if constexpr (!S::kConfig.waits_early) release_q(keys_left);
+        hopper::wgmma_wait<0>();
+        hopper::fence_registers(outputs);
+        shared.ring_v.release(at_v.slot_before(1), thread);
+        round_weights<S>(weights, scores);
+        // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
+        if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
+          scale_rows<S>(outputs, factor.x, factor.y);
+        }
+      };
+      if constexpr (S::kConfig.half_blocks) {
+        if (keys_left <= S::kTileN / 2) {
+          step.template operator()<S::kTileN / 2>();
+        } else {
+          step.template operator()<S::kTileN>();
+        }
+      } else {
+        step.template operator()<S::kTileN>();
       }
       keys_left -= S::kTileN;
       adds = !finishes;
       if (finishes) {
-        store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+        leave(outputs, lse);
         __syncwarp();
         tile = next;
       }
@@ -221,7 +244,10 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       keep_partial<S>(shared, outputs, lse, consumer);
       break;  // the CTA's only tile
     }
-    store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+    if constexpr (S::kSharesKeys) {
+      if (tile.adds > 0) add_kept_results<S>(params, outputs, lse, consumer, tile.adds);
+    }
+    leave(outputs, lse);
     __syncwarp();
     tile = next;
   }
@@ -230,14 +256,14 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
 }
 
 template <class S>
-__global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
+__global__ void __launch_bounds__(S::kConfig.threads(), 1)
     candidate_attention_sm90(const __grid_constant__ Params params) {
   extern __shared__ char unaligned[];
   const uint32_t base = hopper::shared_address(unaligned);
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
-  if (group == kConsumers) {
+  if (group == S::kConsumers) {
     const bool elected = hopper::elect_one();
     if (warp == 0) {
       shared.tiles.init_by_warp();
@@ -258,18 +284,21 @@ __global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
   hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
   __syncthreads();
-  if (group < kConsumers) {
-    hopper::take_registers<AttentionKernel::kConsumerRegisters>();
+  if (group < S::kConsumers) {
+    hopper::take_registers<S::kConfig.consumer_registers()>();
     consume<S>(shared, params, group);
-    if (params.is_split()) {
-      hopper::cluster_sync();
+    if (meets(shared, params)) {
+      meet_in_cluster<S>();
       finish_split<S>(shared, params, hopper::cluster_cta_rank());
-      hopper::cluster_sync();
+      meet_in_cluster<S>();
     }
     return;
   }
-  hopper::give_registers<AttentionKernel::kOtherRegisters>();
+  hopper::give_registers<S::kConfig.other_registers()>();
   if (warp == 0) {
+    if constexpr (S::kSharesKeys) {
+      if (params.stamp != 0) return find_shared_tiles(shared, params);
+    }
     find_tiles(shared, params);
   } else if (warp == 1) {
     load_q(shared, params);
@@ -278,10 +307,10 @@ __global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
   } else {
     if (hopper::elect_one()) load_v(shared, params);
   }
-  if (!params.is_split()) return;
   __syncwarp();
-  hopper::cluster_sync();
-  hopper::cluster_sync();  // until the others have read this CTA's results
+  if (!meets(shared, params)) return;
+  meet_in_cluster<S>();
+  meet_in_cluster<S>();  // until the others have read this CTA's results
 }
 
 }  // namespace ikbo::attention

@@ -13,8 +13,9 @@ namespace ikbo::attention {
 template <class S>
 struct Partial {
   static constexpr int kStride = S::kHeadV + 8;  // so that a warp's rows are in different banks
-  float outputs[kConsumers][kConsumerRows][kStride];  // divided by the part's sum of exponentials
-  float lse[kConsumers][kConsumerRows];
+  float outputs[S::kConsumers][kConsumerRows]
+               [kStride];  // divided by the part's sum of exponentials
+  float lse[S::kConsumers][kConsumerRows];
 };
 template <class S>
 __device__ inline Partial<S>& partial(Shared<S>& shared) {
@@ -22,11 +23,34 @@ __device__ inline Partial<S>& partial(Shared<S>& shared) {
   return reinterpret_cast<Partial<S>&>(shared);
 }
 
+// Whether a CTA's results are parts of a tile. Launched are as many clusters as there could be
+// tiles, those without a tile may wait for SMs until others have ended: they have nothing to meet
+// for.
+template <class S>
+__device__ inline bool meets(const Shared<S>& shared, const Params& params) {
+  return params.is_split() &&
+         !(S::kConfig.light_clusters && shared.tiles.tiles[0].is_last());  // all of a cluster alike
+}
+
+// All threads of a cluster, before and after finish_split(). A release at cluster scope is a fence
+// of global memory as well, about a thousand clocks on the way from the last product to the
+// results, twice. What is handed over lies in shared memory: once a fence has made it visible in
+// the CTA it is where the others read it; and the second time nothing is handed over.
+template <class S>
+__device__ inline void meet_in_cluster() {
+  if constexpr (S::kConfig.light_clusters) {
+    __threadfence_block();
+    hopper::cluster_sync_relaxed();
+  } else {
+    hopper::cluster_sync();
+  }
+}
+
 // Both consumers, each once. Waits until neither reads q, keys or values any more.
 template <class S>
 __device__ inline void keep_partial(Shared<S>& shared, const Outputs<S>& outputs,
                                     const float (&lse)[2], int consumer) {
-  hopper::barrier_wait(NamedBarrier::kBothEnd, kConsumers * kGroupThreads);
+  hopper::barrier_wait(NamedBarrier::kBothEnd, S::kConsumers * kGroupThreads);
   Partial<S>& mine = partial(shared);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -46,7 +70,7 @@ __device__ inline void keep_partial(Shared<S>& shared, const Outputs<S>& outputs
 // aren't read, or don't matter.
 template <class S>
 __device__ inline void keep_no_partial(Shared<S>& shared, float lse, int consumer) {
-  hopper::barrier_wait(NamedBarrier::kBothEnd, kConsumers * kGroupThreads);
+  hopper::barrier_wait(NamedBarrier::kBothEnd, S::kConsumers * kGroupThreads);
   const int row = threadIdx.x % kGroupThreads;
   if (row < kConsumerRows) partial(shared).lse[consumer][row] = lse;
   __syncwarp();  // see store_results
@@ -63,9 +87,9 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
   if (tile.is_last()) return;
   const int first = params.parts.divide(rank * tile.rows);
   const int end = params.parts.divide((rank + 1) * tile.rows);
-  constexpr int kMaxParts = AttentionConfig::kMaxParts;
+  constexpr int kMaxParts = S::kConfig.max_parts;
   constexpr int kChunks = S::kHeadV / 8;
-  for (int i = threadIdx.x; i < (end - first) * kChunks; i += kConsumers * kGroupThreads) {
+  for (int i = threadIdx.x; i < (end - first) * kChunks; i += S::kConsumers * kGroupThreads) {
     const int row = first + i / kChunks, d = i % kChunks * 8;
     const int32_t in_batch = runs.row_of_batch(tile.first_row + row);
     if (d >= params.Dv || in_batch >= runs.all_rows()) continue;
