@@ -39,8 +39,7 @@ struct AttentionKernel {
   // block of instructions, which ptxas interleaves.
   bool waits_early = false;
   int tile_m = kTileM;  // or 64: one consumer's
-  // Of tiles cut into parts: a cluster takes tile after tile, so that none waits for an SM, and
-  // meets without fences (meet_in_cluster()).
+  // Of tiles cut into parts: a cluster meets without a fence (hand_over_in_cluster()).
   bool light_clusters = false;
   bool longest_first = false;  // of 32 users at a time
   // A block with at most half of the keys makes half of the scores, unless it is a tile's first.
@@ -93,6 +92,10 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     {64, 64, 128, 2, 4, false, 0, true, 192, false, false, false, 3},
     {64, 64, 112, 2, 4, false, 0, false, 192, false, false, false, 3},  // 20
     {128, 128, 128, 2, 2, false, 0, false, 128, true, false, false, 2, 16, 1},
+    // The two of few tiles again, with smaller blocks.
+    {128, 128, 64, 2, 4, false, 0, false, 128, false, false, false, 2, 8, 4},
+    {128, 128, 64, 2, 4, false, 0, false, 128, true, false, false, 2, 8, 4},
+    {128, 128, 128, 2, 2, false, 0, false, 64, true, false, false, 2, 8, 2},
 #endif
 };
 inline constexpr int kAttentionKernelsTaken = 4;  // by themselves
@@ -128,12 +131,13 @@ struct AttentionProblem {
 struct AttentionConfig {
   static constexpr int kMaxParts = 8;  // CTAs of a cluster
 
-  int kernel;         // index in kAttentionKernels
-  int parts;          // into which each tile's keys are cut, for CTAs of a cluster
-  int ctas;           // persistent, at most one an SM; with parts, one a tile and part
-  int rows_together;  // of a consumer's 64 query rows, how many lie side by side for sure
-  bool tickets;       // a CTA that is free takes the next tile; else every ctas-th from its own on
-  int shared_blocks;  // of a tile, where a kernel that shares keys does so; or 0
+  int kernel;          // index in kAttentionKernels
+  int parts;           // into which each tile's keys are cut, for CTAs of a cluster
+  int ctas;            // persistent, at most one an SM
+  int rows_together;   // of a consumer's 64 query rows, how many lie side by side for sure
+  bool tickets;        // a CTA that is free takes the next tile; else every ctas-th from its own on
+  int expected_tiles;  // of a user and head, whose first reads can be guessed; 0: they can't
+  int shared_blocks;   // of a tile, where a kernel that shares keys does so; or 0
 };
 
 // Why no kernel takes the problem, or nullptr. Sizes aren't negative.
@@ -185,8 +189,14 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   const int64_t most_parts = problem.L / (kernel.tile_n * kernel.min_part_tiles);
   config.parts = static_cast<int>(std::clamp<int64_t>(
       device.sm_count / tiles, 1, std::clamp<int64_t>(most_parts, 1, kernel.max_parts)));
-  config.ctas = static_cast<int>(config.parts > 1 ? most_tiles * config.parts
+  // With parts, a cluster for each tile there is if candidates are spread evenly. If there are
+  // more, these come after. More clusters, as many as there could be tiles, would mostly be empty,
+  // wait for SMs, and keep the next kernel from starting.
+  config.ctas = static_cast<int>(config.parts > 1 ? std::min(tiles, most_tiles) * config.parts
                                                   : std::min<int64_t>(most_tiles, device.sm_count));
+  // A guess only pays where it is mostly right.
+  const bool guesses = !problem.lengths_differ && !problem.ordered && tiles_per_user < (1 << 20);
+  if (guesses) config.expected_tiles = static_cast<int>(tiles_per_user);
   config.rows_together = AttentionKernel::kConsumerRows;
   if (problem.ordered) {
     config.rows_together =

@@ -48,6 +48,7 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.rows_together = config.rows_together;
   params.parts = FastDivisor(config.parts);
   params.ticket = o.ticket;
+  params.expected_tiles = config.expected_tiles;
   if (config.shared_blocks > 0) {
     // Unlike any number in memory: the time, and launches from there on.
     static std::atomic<uint64_t> stamp{

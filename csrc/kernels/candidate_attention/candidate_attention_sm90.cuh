@@ -18,6 +18,7 @@
 #include "hopper/cluster.cuh"
 #include "hopper/dependent_launch.cuh"
 #include "hopper/wgmma.cuh"
+#include "kernels/candidate_attention/ask_early.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
 #include "kernels/candidate_attention/shared_keys.cuh"
@@ -255,6 +256,41 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   if (consumer == 0) hopper::barrier_wait(my_turn, kBoth);
 }
 
+// Of group 2, each warp those of the ring that it fills.
+template <class S>
+__device__ void init_barriers(Shared<S>& shared, int warp) {
+  if (warp == 0) {
+    shared.tiles.init_by_warp();
+  } else if (warp == 1) {
+    for (auto& ring : shared.ring_q) ring.init_by_warp();
+  } else if (warp == 2) {
+    shared.ring_k.init_by_warp();
+  } else {
+    shared.ring_v.init_by_warp();
+  }
+  hopper::fence_barrier_init();
+}
+
+template <class S>
+__device__ void invalidate_barriers(Shared<S>& shared, int warp) {
+  const auto invalidate = [](auto& ring) {
+    constexpr int kSlots = sizeof(ring.full) / sizeof(hopper::Barrier);
+    const int lane = threadIdx.x % 32;
+    if (lane < kSlots) hopper::invalidate(ring.full[lane]);
+    if (lane < kSlots) hopper::invalidate(ring.empty[lane]);
+    __syncwarp();
+  };
+  if (warp == 0) {
+    invalidate(shared.tiles);
+  } else if (warp == 1) {
+    for (auto& ring : shared.ring_q) invalidate(ring);
+  } else if (warp == 2) {
+    invalidate(shared.ring_k);
+  } else {
+    invalidate(shared.ring_v);
+  }
+}
+
 template <class S>
 __global__ void __launch_bounds__(S::kConfig.threads(), 1)
     candidate_attention_sm90(const __grid_constant__ Params params) {
@@ -264,20 +300,8 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
   if (group == S::kConsumers) {
-    const bool elected = hopper::elect_one();
-    if (warp == 0) {
-      shared.tiles.init_by_warp();
-    } else if (warp == 1) {
-      if (elected) hopper::prefetch_tensor_map(params.q);
-      for (auto& ring : shared.ring_q) ring.init_by_warp();
-    } else if (warp == 2) {
-      if (elected) hopper::prefetch_tensor_map(params.k);
-      shared.ring_k.init_by_warp();
-    } else {
-      if (elected) hopper::prefetch_tensor_map(params.v);
-      shared.ring_v.init_by_warp();
-    }
-    hopper::fence_barrier_init();
+    if (hopper::elect_one()) ask_early<S>(params, warp);
+    init_barriers(shared, warp);
   }
   // Everything after may read or write what kernels before this one use. The next may start where
   // SMs are free.
@@ -286,31 +310,39 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   __syncthreads();
   if (group < S::kConsumers) {
     hopper::take_registers<S::kConfig.consumer_registers()>();
-    consume<S>(shared, params, group);
-    if (meets(shared, params)) {
-      meet_in_cluster<S>();
+    for (;;) {
+      consume<S>(shared, params, group);
+      if (!meets(shared, params)) return;
+      hand_over_in_cluster<S>();
       finish_split<S>(shared, params, hopper::cluster_cta_rank());
-      meet_in_cluster<S>();
+      hopper::cluster_sync_relaxed();
+      if (!shared.has_more) return;
+      __syncthreads();
     }
-    return;
   }
   hopper::give_registers<S::kConfig.other_registers()>();
-  if (warp == 0) {
-    if constexpr (S::kSharesKeys) {
-      if (params.stamp != 0) return find_shared_tiles(shared, params);
+  for (int32_t round = 0;; ++round) {
+    if (warp == 0) {
+      if constexpr (S::kSharesKeys) {
+        if (params.stamp != 0) return find_shared_tiles(shared, params);
+      }
+      find_tiles(shared, params, round);
+    } else if (warp == 1) {
+      load_q(shared, params);
+    } else if (warp == 2) {
+      if (hopper::elect_one()) load_k(shared, params);
+    } else {
+      if (hopper::elect_one()) load_v(shared, params);
     }
-    find_tiles(shared, params);
-  } else if (warp == 1) {
-    load_q(shared, params);
-  } else if (warp == 2) {
-    if (hopper::elect_one()) load_k(shared, params);
-  } else {
-    if (hopper::elect_one()) load_v(shared, params);
+    __syncwarp();
+    if (!meets(shared, params)) return;
+    hand_over_in_cluster<S>();
+    hopper::cluster_sync_relaxed();  // the others have read this CTA's results
+    if (!shared.has_more) return;
+    invalidate_barriers(shared, warp);
+    init_barriers(shared, warp);
+    __syncthreads();
   }
-  __syncwarp();
-  if (!meets(shared, params)) return;
-  meet_in_cluster<S>();
-  meet_in_cluster<S>();  // until the others have read this CTA's results
 }
 
 }  // namespace ikbo::attention

@@ -1,24 +1,21 @@
 // The warps of group 2: one finds the CTA's tiles, three load.
 #pragma once
 
-#include <limits>
-
 #include "hopper/tma.cuh"
 #include "kernels/candidate_attention/shape.cuh"
 
 namespace ikbo::attention {
 
-// A whole warp. A CTA of a cluster, whose parts are those of a tile, has one tile. By tickets, a
+// A whole warp. A CTA of a cluster, whose parts are those of a tile, has one tile at a time
+// (finish_split() reads where its operands were), the `round`th. By tickets, a
 // tile is taken when all have begun the one before: taken earlier it would wait here while other
 // CTAs have nothing to do.
-inline constexpr int32_t kNoTile = std::numeric_limits<int32_t>::max();
-
 template <class S>
-__device__ void find_tiles(Shared<S>& shared, const Params& params) {
+__device__ void find_tiles(Shared<S>& shared, const Params& params, int32_t round) {
   TileFinder<S::kTileM, S::kConfig.longest_first> finder(params.runs);
   typename S::Tiles::Position position;
   const bool writes = threadIdx.x % 32 == 0;
-  int32_t index = blockIdx.x;  // of parts of tiles
+  int32_t index = blockIdx.x + round * gridDim.x;  // of parts of tiles
   for (;; position.advance()) {
     const int32_t of_tiles = params.parts.divide(index);
     QueryTile tile = finder.find(of_tiles);
@@ -28,8 +25,11 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params) {
     if (writes) shared.tiles.write(position, typename S::Tile{tile});
     if (tile.is_last()) return;
     if (params.is_split()) {
-      index = kNoTile;
-      continue;
+      position.advance();
+      if (writes) shared.tiles.write(position, typename S::Tile{QueryTile{.head = -1}});
+      const bool has_more = !finder.find(params.parts.divide(index + gridDim.x)).is_last();
+      if (writes) shared.has_more = has_more;
+      return;
     }
     if (params.ticket == nullptr) {
       index += gridDim.x;

@@ -60,6 +60,7 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
   typename S::Ring ring_k;
   typename S::Ring ring_v;
   typename S::Tiles tiles;
+  bool has_more;  // where tiles are cut into parts: the CTA gets another one
 };
 
 struct Params {
@@ -77,6 +78,9 @@ struct Params {
   int32_t rows_together;     // of a consumer's 64, how many lie side by side in the batch
   FastDivisor parts;         // of the keys of each tile: CTAs of a cluster
   uint32_t* ticket;          // the next one, or null
+  // What is asked for early (prefetch.cuh): so many tiles a user and head, if candidates are spread
+  // evenly; 0: nothing.
+  int32_t expected_tiles;
   float scale;
   SharedBlocks shared_blocks;  // where keys are shared
   void* kept;                  // KeptResults, one a CTA

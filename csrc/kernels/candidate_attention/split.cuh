@@ -23,21 +23,19 @@ __device__ inline Partial<S>& partial(Shared<S>& shared) {
   return reinterpret_cast<Partial<S>&>(shared);
 }
 
-// Whether a CTA's results are parts of a tile. Launched are as many clusters as there could be
-// tiles, those without a tile may wait for SMs until others have ended: they have nothing to meet
-// for.
+// Whether a CTA's results are parts of a tile. Where there are fewer tiles than clusters, some
+// clusters have none.
 template <class S>
 __device__ inline bool meets(const Shared<S>& shared, const Params& params) {
-  return params.is_split() &&
-         !(S::kConfig.light_clusters && shared.tiles.tiles[0].is_last());  // all of a cluster alike
+  return params.is_split() && !shared.tiles.tiles[0].is_last();  // all of a cluster alike
 }
 
-// All threads of a cluster, before and after finish_split(). A release at cluster scope is a fence
-// of global memory as well, about a thousand clocks on the way from the last product to the
-// results, twice. What is handed over lies in shared memory: once a fence has made it visible in
-// the CTA it is where the others read it; and the second time nothing is handed over.
+// All threads of a cluster, before finish_split(). A release at cluster scope is a fence of global
+// memory as well, about a thousand clocks on the way from the last product to the results. What is
+// handed over lies in shared memory: once a fence has made it visible in the CTA it is where the
+// others read it. (After finish_split() nothing is handed over.)
 template <class S>
-__device__ inline void meet_in_cluster() {
+__device__ inline void hand_over_in_cluster() {
   if constexpr (S::kConfig.light_clusters) {
     __threadfence_block();
     hopper::cluster_sync_relaxed();
@@ -76,15 +74,14 @@ __device__ inline void keep_no_partial(Shared<S>& shared, float lse, int consume
   __syncwarp();  // see store_results
 }
 
-// All threads of both consumers, between two cluster_sync(). Adds up the parts of this CTA's share
-// of the tile's rows, 8 elements a thread at a time: a part weighs exp(lse of the part - lse), lse
-// = log(sum of exp(lse of a part)). In the order of the parts.
+// All threads of both consumers, while the cluster's shared memory stays as it is. Adds up the
+// parts of this CTA's share of the tile's rows, 8 elements a thread at a time: a part weighs
+// exp(lse of the part - lse), lse = log(sum of exp(lse of a part)). In the order of the parts.
 template <class S>
 __device__ inline void finish_split(Shared<S>& shared, const Params& params, int rank) {
   using T = typename S::T;
   const UserRuns& runs = params.runs;
-  const QueryTile tile = shared.tiles.tiles[0];  // a CTA has one; the other slot says that
-  if (tile.is_last()) return;
+  const QueryTile tile = shared.tiles.tiles[0];  // a CTA has one at a time; the other slot says so
   const int first = params.parts.divide(rank * tile.rows);
   const int end = params.parts.divide((rank + 1) * tile.rows);
   constexpr int kMaxParts = S::kConfig.max_parts;
@@ -127,8 +124,11 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
         total[4 + k] += weight * (&high[part].x)[k];
       }
     }
-    const int32_t user = params.cand_to_user[runs.S.divide(in_batch)];
-    const bool exists = user >= -1 && user < runs.U;
+    bool exists = true;
+    if (maximum == -INFINITY) {  // only rows without keys may be without a user
+      const int32_t user = params.cand_to_user[runs.S.divide(in_batch)];
+      exists = user >= -1 && user < runs.U;
+    }
     const float scale = !exists ? NAN : maximum == -INFINITY ? 0 : 1 / sum;
     for (float& value : total) value *= scale;
     *reinterpret_cast<uint4*>(result_of<T>(params, in_batch, tile.head) + d) = {
