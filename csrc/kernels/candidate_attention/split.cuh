@@ -95,8 +95,9 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
     const auto* const from =
         reinterpret_cast<const float4*>(&partial(shared).outputs[consumer][of_consumer][d]);
     // All loads are on their way before the first is needed: one takes 200 clocks and more.
-    float weights[kMaxParts];
-    float4 low[kMaxParts], high[kMaxParts];
+    // Parts that there aren't have a value too, or registers would be kept for it across rounds.
+    float weights[kMaxParts] = {};
+    float4 low[kMaxParts] = {}, high[kMaxParts] = {};
 #pragma unroll
     for (int part = 0; part < kMaxParts; ++part) {
       if (part >= params.parts.divisor()) continue;
