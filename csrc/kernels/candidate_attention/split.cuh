@@ -77,14 +77,13 @@ __device__ inline void keep_no_partial(Shared<S>& shared, float lse, int consume
 // All threads of both consumers, while the cluster's shared memory stays as it is. Adds up the
 // parts of this CTA's share of the tile's rows, 8 elements a thread at a time: a part weighs
 // exp(lse of the part - lse), lse = log(sum of exp(lse of a part)). In the order of the parts.
-template <class S>
-__device__ inline void finish_split(Shared<S>& shared, const Params& params, int rank) {
+template <class S, int kMaxParts>
+__device__ inline void finish_rows(Shared<S>& shared, const Params& params, int rank) {
   using T = typename S::T;
   const UserRuns& runs = params.runs;
   const QueryTile tile = shared.tiles.tiles[0];  // a CTA has one at a time; the other slot says so
   const int first = params.parts.divide(rank * tile.rows);
   const int end = params.parts.divide((rank + 1) * tile.rows);
-  constexpr int kMaxParts = S::kConfig.max_parts;
   constexpr int kChunks = S::kHeadV / 8;
   for (int i = threadIdx.x; i < (end - first) * kChunks; i += S::kConsumers * kGroupThreads) {
     const int row = first + i / kChunks, d = i % kChunks * 8;
@@ -139,6 +138,17 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
       const float value = maximum == -INFINITY ? maximum : maximum + logf(sum);
       write_lse(params, in_batch, tile.head, exists ? value : NAN);
     }
+  }
+}
+
+// Two parts are what histories of a thousand keys or so get; what the code for more steps over
+// there costs as much as what it does.
+template <class S>
+__device__ inline void finish_split(Shared<S>& shared, const Params& params, int rank) {
+  if (params.parts.divisor() == 2) {
+    finish_rows<S, 2>(shared, params, rank);
+  } else {
+    finish_rows<S, S::kConfig.max_parts>(shared, params, rank);
   }
 }
 
