@@ -76,7 +76,12 @@ def test_every_problem_has_a_config(
     assert config.ctas % config.parts == 0 if config.parts > 1 else config.ctas <= device.sm_count
     # Every user with candidates, and the rows without one, may need a tile that isn't full.
     tiles = (B * S // TILE_M + max(min(U, B), 1) + 1) * H
-    assert config.ctas == min(tiles, device.sm_count) if config.parts == 1 else tiles * config.parts
+    if config.parts == 1:
+        assert config.ctas == min(tiles, device.sm_count)
+    else:  # a cluster for each tile there is if candidates are spread evenly, all at once
+        users = max(min(U, B), 1)
+        even = users * max(ceil_div(ceil_div(B * S, users), TILE_M), 1) * H
+        assert config.ctas == min(even, tiles) * config.parts <= device.sm_count
     # Parts of at least two blocks of keys, and never more than there are SMs to run them.
     assert config.parts == 1 or config.parts * 2 * config.kernel.tile_n <= L
     assert config.parts == 1 or config.parts * H <= device.sm_count
@@ -99,7 +104,14 @@ def test_few_tiles_are_cut_into_parts() -> None:
     assert _host.attention_config(problem(B=512, S=1, U=1, L=2048), H200).parts == 8
     # A cluster has at most eight CTAs; nor are there clusters for users without candidates.
     config = _host.attention_config(problem(B=1, S=1, U=10**5, L=10**6), H200)
-    assert (config.parts, config.ctas) == (8, 2 * 2 * 8)
+    assert (config.parts, config.ctas) == (8, 2 * 8)
+
+
+def test_guesses_what_is_read_first_only_where_that_is_likely() -> None:
+    assert _host.attention_config(problem(S=1), H200).expected_tiles == 1
+    assert _host.attention_config(problem(S=64), H200).expected_tiles == 32
+    for unlikely in (problem(ordered=True), problem(lengths_differ=True)):
+        assert _host.attention_config(unlikely, H200).expected_tiles == 0
 
 
 SMALL_SHARED = _host.DeviceLimits(170, 96 * 2**20, 99 * 1024)
@@ -133,6 +145,7 @@ def test_config_prints_as_json() -> None:
         "ctas": 132,
         "rows_together": 8,
         "tickets": False,
+        "expected_tiles": 0,
     }
 
 

@@ -171,6 +171,27 @@ def test_few_tiles_and_long_histories() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize(
+    "counts", [[6, 1, 0, 1], [3, 3, 0], [10] + [1] * 9, [0] * 9 + [8], [3, 0, 2, 1]]
+)
+def test_more_tiles_or_fewer_than_clusters(counts: list[int], D: int) -> None:
+    """Of keys cut into parts: clusters are as many as tiles of candidates spread evenly."""
+    args = problem(counts, 64, 2100, D=D, Dv=D)
+    config = ikbo.explain("candidate_attention", *args)["config"]
+    assert config["parts"] > 1
+    out = check(args)
+    for _ in range(5):
+        assert torch.equal(fwd(args)[0], out)
+    lengths = [(511 * u + 2100) % 2101 for u in range(len(counts))]
+    padded = problem(counts, 64, 2100, D=D, Dv=D, lengths=lengths)
+    padded[5] = padded[5].clone()
+    padded[5][-1] = -1
+    padded[5:8] = [padded[5], None, None]
+    check(padded)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("flat", [False, True])
 def test_rows_without_a_user_and_ranges_out_of_range(flat: bool) -> None:
     args = problem([3, 4, 2, 2, 3], 20, 140, lengths=[140, 0, 17, 140, 64])

@@ -231,6 +231,7 @@ inline std::string to_json(const AttentionConfig& config) {
          ", \"ctas\": " + std::to_string(config.ctas) +
          ", \"rows_together\": " + std::to_string(config.rows_together) +
          ", \"tickets\": " + (config.tickets ? "true" : "false") +
+         ", \"expected_tiles\": " + std::to_string(config.expected_tiles) +
          (config.shared_blocks > 0 ? ", \"shared_blocks\": " + std::to_string(config.shared_blocks)
                                    : "") +
          "}";

@@ -366,6 +366,7 @@ void bind_candidate_attention(py::module_& m) {
       .def_readonly("ctas", &Config::ctas)
       .def_readonly("rows_together", &Config::rows_together)
       .def_readonly("tickets", &Config::tickets)
+      .def_readonly("expected_tiles", &Config::expected_tiles)
       .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
   m.def("attention_kernels", [] {
     return std::vector<Kernel>(std::begin(ikbo::kAttentionKernels),
