@@ -96,6 +96,8 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     {128, 128, 64, 2, 4, false, 0, false, 128, false, false, false, 2, 8, 4},
     {128, 128, 64, 2, 4, false, 0, false, 128, true, false, false, 2, 8, 4},
     {128, 128, 128, 2, 2, false, 0, false, 64, true, false, false, 2, 8, 2},
+    {128, 128, 128, 2, 2, false, 0, false, 128, false, false, false, 2, 1},  // 25: never cut
+    {128, 128, 64, 2, 4, false, 0, false, 128, false, false, false, 2, 1},
 #endif
 };
 inline constexpr int kAttentionKernelsTaken = 4;  // by themselves
@@ -194,6 +196,12 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   // wait for SMs, and keep the next kernel from starting.
   config.ctas = static_cast<int>(config.parts > 1 ? std::min(tiles, most_tiles) * config.parts
                                                   : std::min<int64_t>(most_tiles, device.sm_count));
+#ifdef IKBO_ATTENTION_VARIANTS
+  // Half of the SMs, so that the next kernel's CTAs wait on the other half.
+  if (kernel.max_parts == 1 && 2 * tiles <= device.sm_count) {
+    config.ctas = static_cast<int>(std::min(tiles, most_tiles));
+  }
+#endif
   // A guess only pays where it is mostly right.
   const bool guesses = !problem.lengths_differ && !problem.ordered && tiles_per_user < (1 << 20);
   if (guesses) config.expected_tiles = static_cast<int>(tiles_per_user);
