@@ -203,7 +203,7 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   }
 #endif
   // A guess only pays where it is mostly right.
-  const bool guesses = !problem.lengths_differ && !problem.ordered && tiles_per_user < (1 << 20);
+  const bool guesses = !problem.lengths_differ && !problem.ordered && problem.U > 0;
   if (guesses) config.expected_tiles = static_cast<int>(tiles_per_user);
   config.rows_together = AttentionKernel::kConsumerRows;
   if (problem.ordered) {

@@ -20,14 +20,14 @@ __device__ void ask_early(const Params& params, int warp) {
   }
   const CUtensorMap& map = warp == 1 ? params.q : warp == 2 ? params.k : params.v;
   hopper::prefetch_tensor_map(map);
-  if (params.expected_tiles == 0) return;
+  const Guess& guess = params.guess;
+  if (!guess.is_likely) return;
   const int32_t index = blockIdx.x, tile = params.parts.divide(index);
-  const int32_t of_head = tile / params.expected_tiles;
-  const int32_t user = of_head / runs.H, head = of_head % runs.H;
+  const int32_t of_head = guess.tiles.divide(tile), user = guess.heads.divide(of_head);
+  const int32_t head = guess.heads.remainder(of_head, user);
   if (user >= runs.U) return;
   if (warp == 1) {
-    const int64_t before = int64_t{runs.B} * user / runs.U * runs.S.divisor();
-    const auto row = static_cast<int32_t>(before) + tile % params.expected_tiles * S::kTileM;
+    const int32_t row = user * guess.rows + guess.tiles.remainder(tile, of_head) * S::kTileM;
     for (int of_tile = 0; of_tile < S::kTileM; of_tile += kConsumerRows) {
       for (int d = 0; d < S::kHeadQk; d += kBlock) {
         hopper::prefetch_box(map, d, head, row + of_tile);
@@ -36,9 +36,8 @@ __device__ void ask_early(const Params& params, int warp) {
     return;
   }
   const int32_t kv_head = params.heads_per_kv.divide(head);
-  const uint32_t blocks = (runs.L + S::kTileN - 1) / S::kTileN;
-  const uint32_t part = params.parts.remainder(index, tile);
-  const auto first = static_cast<int32_t>(part * blocks / params.parts.divisor()) * S::kTileN;
+  const int32_t blocks = (runs.L - 1) / S::kTileN + 1, part = params.parts.remainder(index, tile);
+  const int32_t first = params.parts.divide(part * blocks) * S::kTileN;
   const int head_size = warp == 2 ? S::kHeadQk : S::kHeadV;
   for (int d = 0; d < head_size; d += kBlock) hopper::prefetch_box(map, d, kv_head, first, user);
 }

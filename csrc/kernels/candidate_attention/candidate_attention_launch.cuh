@@ -48,7 +48,10 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.rows_together = config.rows_together;
   params.parts = FastDivisor(config.parts);
   params.ticket = o.ticket;
-  params.expected_tiles = config.expected_tiles;
+  if (config.expected_tiles > 0) {
+    params.guess = {true, FastDivisor(config.expected_tiles),
+                    FastDivisor(static_cast<int32_t>(o.H)), static_cast<int32_t>(o.B * o.S / o.U)};
+  }
   if (config.shared_blocks > 0) {
     // Unlike any number in memory: the time, and launches from there on.
     static std::atomic<uint64_t> stamp{

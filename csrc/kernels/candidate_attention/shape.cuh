@@ -63,6 +63,14 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
   bool has_more;  // where tiles are cut into parts: the CTA gets another one
 };
 
+// Candidates spread evenly over users, for what is asked for early (ask_early.cuh).
+struct Guess {
+  bool is_likely;
+  FastDivisor tiles;  // of a user and head
+  FastDivisor heads;
+  int32_t rows;  // of a user
+};
+
 struct Params {
   CUtensorMap q;           // [B S, H, D], box rows_together x 1 x 64
   CUtensorMap k;           // [U or 1, rows, Hk, D], box 1 x kTileN x 1 x 64
@@ -78,9 +86,7 @@ struct Params {
   int32_t rows_together;     // of a consumer's 64, how many lie side by side in the batch
   FastDivisor parts;         // of the keys of each tile: CTAs of a cluster
   uint32_t* ticket;          // the next one, or null
-  // What is asked for early (prefetch.cuh): so many tiles a user and head, if candidates are spread
-  // evenly; 0: nothing.
-  int32_t expected_tiles;
+  Guess guess;
   float scale;
   SharedBlocks shared_blocks;  // where keys are shared
   void* kept;                  // KeptResults, one a CTA
