@@ -350,6 +350,8 @@ void bind_candidate_attention(py::module_& m) {
       .def_readonly("tile_n", &Kernel::tile_n)
       .def_readonly("q_slots", &Kernel::q_slots)
       .def_readonly("stages", &Kernel::stages)
+      .def_readonly("consumers", &Kernel::consumers)
+      .def_property_readonly("tile_m", &Kernel::tile_m)
       .def_property_readonly("shared_bytes", &Kernel::shared_bytes)
       .def("__repr__", [](const Kernel& kernel) { return ikbo::name(kernel); });
   py::class_<Problem>(m, "AttentionProblem")
@@ -366,6 +368,7 @@ void bind_candidate_attention(py::module_& m) {
       .def_readonly("ctas", &Config::ctas)
       .def_readonly("rows_together", &Config::rows_together)
       .def_readonly("tickets", &Config::tickets)
+      .def_readonly("shared_blocks", &Config::shared_blocks)
       .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
   m.def("attention_kernels", [] {
     return std::vector<Kernel>(std::begin(ikbo::kAttentionKernels),

@@ -15,7 +15,7 @@ inline constexpr int32_t kNoTile = std::numeric_limits<int32_t>::max();
 
 template <class S>
 __device__ void find_tiles(Shared<S>& shared, const Params& params) {
-  TileFinder<S::kTileM, S::kConfig.longest_first> finder(params.runs);
+  TileFinder<S::kTileM> finder(params.runs, params.ticket != nullptr);
   typename S::Tiles::Position position;
   const bool writes = threadIdx.x % 32 == 0;
   int32_t index = blockIdx.x;  // of parts of tiles

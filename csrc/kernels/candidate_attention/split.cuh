@@ -13,8 +13,8 @@ namespace ikbo::attention {
 template <class S>
 struct Partial {
   static constexpr int kStride = S::kHeadV + 8;  // so that a warp's rows are in different banks
-  float outputs[S::kConsumers][kConsumerRows]
-               [kStride];  // divided by the part's sum of exponentials
+  // Divided by the part's sum of exponentials.
+  float outputs[S::kConsumers][kConsumerRows][kStride];
   float lse[S::kConsumers][kConsumerRows];
 };
 template <class S>
@@ -28,22 +28,16 @@ __device__ inline Partial<S>& partial(Shared<S>& shared) {
 // for.
 template <class S>
 __device__ inline bool meets(const Shared<S>& shared, const Params& params) {
-  return params.is_split() &&
-         !(S::kConfig.light_clusters && shared.tiles.tiles[0].is_last());  // all of a cluster alike
+  return params.is_split() && !shared.tiles.tiles[0].is_last();  // all of a cluster alike
 }
 
 // All threads of a cluster, before and after finish_split(). A release at cluster scope is a fence
 // of global memory as well, about a thousand clocks on the way from the last product to the
 // results, twice. What is handed over lies in shared memory: once a fence has made it visible in
 // the CTA it is where the others read it; and the second time nothing is handed over.
-template <class S>
 __device__ inline void meet_in_cluster() {
-  if constexpr (S::kConfig.light_clusters) {
-    __threadfence_block();
-    hopper::cluster_sync_relaxed();
-  } else {
-    hopper::cluster_sync();
-  }
+  __threadfence_block();
+  hopper::cluster_sync_relaxed();
 }
 
 // Both consumers, each once. Waits until neither reads q, keys or values any more.
@@ -76,9 +70,9 @@ __device__ inline void keep_no_partial(Shared<S>& shared, float lse, int consume
   __syncwarp();  // see store_results
 }
 
-// All threads of both consumers, between two cluster_sync(). Adds up the parts of this CTA's share
-// of the tile's rows, 8 elements a thread at a time: a part weighs exp(lse of the part - lse), lse
-// = log(sum of exp(lse of a part)). In the order of the parts.
+// All threads of both consumers, between two meet_in_cluster(). Adds up the parts of this CTA's
+// share of the tile's rows, 8 elements a thread at a time: a part weighs exp(lse of the part -
+// lse), lse = log(sum of exp(lse of a part)). In the order of the parts.
 template <class S>
 __device__ inline void finish_split(Shared<S>& shared, const Params& params, int rank) {
   using T = typename S::T;
@@ -87,7 +81,7 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
   if (tile.is_last()) return;
   const int first = params.parts.divide(rank * tile.rows);
   const int end = params.parts.divide((rank + 1) * tile.rows);
-  constexpr int kMaxParts = S::kConfig.max_parts;
+  constexpr int kMaxParts = AttentionConfig::kMaxParts;
   constexpr int kChunks = S::kHeadV / 8;
   for (int i = threadIdx.x; i < (end - first) * kChunks; i += S::kConsumers * kGroupThreads) {
     const int row = first + i / kChunks, d = i % kChunks * 8;
