@@ -83,7 +83,7 @@ __device__ void find_shared_tiles(Shared<S>& shared, const Params& params) {
   for (int32_t begin = blocks.begin(tiles, run); begin < end;) {
     const BlocksOfTile part = blocks.take(begin, end);
     begin += part.end - part.first;
-    SharedTile tile{finder.find(first + part.tile), part.first > 0, 0};
+    SharedTile tile{finder.find(first + part.tile), part.keeps(), 0};
     if (tile.kv_len > 0) {
       tile.kv_row += part.first * S::kTileN;
       tile.kv_len = min(tile.kv_len, part.end * S::kTileN) - part.first * S::kTileN;
