@@ -13,7 +13,7 @@ struct BlocksOfTile {
   int32_t tile;        // of those that are shared
   int32_t first, end;  // blocks
   // Without the tile's first block it leaves its results to the one that has it.
-  bool keeps() const { return first > 0; }
+  constexpr bool keeps() const { return first > 0; }
 };
 
 // `tiles` of `blocks_of_tile` blocks each among `ctas`; their product stays below 2^31.

@@ -33,18 +33,4 @@ __device__ inline void wait_flag_gpu(const uint32_t* flag, uint32_t target) {
   load_acquire_gpu(flag);
 }
 
-// The same with a flag that is one value or another.
-__device__ inline void store_release_gpu(uint64_t* flag, uint64_t value) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
-}
-__device__ inline void wait_equal_gpu(const uint64_t* flag, uint64_t value) {
-  constexpr uint32_t kTries = 1u << 24;
-  uint64_t found;
-  for (uint32_t tries = 0;; ++tries) {
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(flag) : "memory");
-    if (found == value) return;
-    if (tries == kTries) __trap();
-  }
-}
-
 }  // namespace ikbo::hopper

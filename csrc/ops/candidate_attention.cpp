@@ -10,10 +10,6 @@
 #include "ops/ops.h"
 #include "ops/record.h"
 
-#ifdef IKBO_ATTENTION_VARIANTS
-#include <cstdlib>
-#endif
-
 namespace ikbo {
 namespace {
 
@@ -100,18 +96,9 @@ AttentionProblem kernel_problem(const CandidateAttention& p) {
   const int64_t users = std::max<int64_t>(p.map.n_users, 1);
   const int64_t L = p.flat() ? p.n_keys() / users : p.k.size(1);
   const bool is_ordered = p.map.order || !p.map.user_offsets;
-  AttentionProblem problem{p.B(),     p.S(),         p.H(), p.D(),
-                           p.Dv(),    p.map.n_users, L,     p.flat() || p.kv_len.has_value(),
-                           is_ordered};
-#ifdef IKBO_ATTENTION_VARIANTS
-  const char* chosen = std::getenv("IKBO_ATTENTION_KERNEL");
-  const int choice = chosen && *chosen ? std::atoi(chosen) : -1;
-  const bool takes = choice >= 0 && choice < kAttentionKernelCount &&
-                     kAttentionKernels[choice].head_qk == p.D() &&
-                     kAttentionKernels[choice].head_v == p.Dv();
-  if (takes) problem.forced = choice;
-#endif
-  return problem;
+  return {p.B(),     p.S(),         p.H(), p.D(),
+          p.Dv(),    p.map.n_users, L,     p.flat() || p.kv_len.has_value(),
+          is_ordered};
 }
 
 // Whether the copy engine takes a tensor's heads: elements side by side, all strides of dimensions
@@ -209,14 +196,13 @@ void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
   o.out = out.mutable_data_ptr();
   if (lse.numel() > 0) o.lse = lse.mutable_data_ptr<float>();
   o.scale = static_cast<float>(p.scale);
-  OptTensor ticket;
-  if (config.tickets) {
-    ticket = zeros({1}, ScalarType::Int, out);
-    o.ticket = reinterpret_cast<uint32_t*>(ticket->mutable_data_ptr<int32_t>());
+  OptTensor cleared, kept;
+  if (const int64_t count = attention_zeros(config); count > 0) {
+    cleared = zeros({count}, ScalarType::Int, out);
+    o.zeros = reinterpret_cast<uint32_t*>(cleared->mutable_data_ptr<int32_t>());
   }
-  OptTensor kept;
-  if (config.shared_blocks > 0) {
-    kept = empty({attention_kept_bytes(config)}, ScalarType::Byte, out);
+  if (const int64_t bytes = attention_kept_bytes(config); bytes > 0) {
+    kept = empty({bytes}, ScalarType::Byte, out);
     o.kept = kept->mutable_data_ptr();
   }
   paths.kernel(config);

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <utility>
 
 #include "kernels/candidate_attention/candidate_attention.h"
@@ -47,28 +45,21 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.scale = o.scale;
   params.rows_together = config.rows_together;
   params.parts = FastDivisor(config.parts);
-  params.ticket = o.ticket;
+  if (config.tickets) params.ticket = o.zeros;
   if (config.expected_tiles > 0) {
     params.guess = {true, FastDivisor(config.expected_tiles),
                     FastDivisor(static_cast<int32_t>(o.H)), static_cast<int32_t>(o.B * o.S / o.U)};
   }
   if (config.shared_blocks > 0) {
-    // Unlike any number in memory: the time, and launches from there on.
-    static std::atomic<uint64_t> stamp{
-        static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()) << 8};
     params.shared_blocks = {FastDivisor(config.ctas), FastDivisor(config.shared_blocks)};
     params.kept = o.kept;
-    params.stamp = ++stamp;
+    params.kept_flags = o.zeros;
   }
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
   LaunchShape shape{static_cast<unsigned>(config.ctas), S::kConfig.threads()};
   shape.shared_bytes = S::kConfig.shared_bytes();
   shape.cluster = config.parts;
   shape.overlaps_previous = true;
-  if constexpr (S::kConfig.max_parts > 8) {
-    IKBO_CUDA_CHECK(cudaFuncSetAttribute(candidate_attention_sm90<S>,
-                                         cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  }
   launch(candidate_attention_sm90<S>, shape, stream, params);
 }
 

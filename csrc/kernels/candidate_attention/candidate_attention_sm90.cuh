@@ -1,18 +1,19 @@
 // out = softmax(scale * q k^T) v for the query rows of candidates over the keys of their users,
 // each user's stored once. 16-bit operands, fp32 scores and sums; persistent and warp-specialised.
 //
-// A tile is 128 query rows of one user and head (query_tiles.cuh) and goes over the user's keys in
-// blocks of kTileN. Warp groups:
-// - Groups 0 and 1, consumers, 64 query rows each. A step multiplies q with a block of keys and, at
+// A tile is kTileM query rows of one user and head (query_tiles.cuh) and goes over the user's keys
+// in blocks of kTileN. Warp groups:
+// - Consumers, two or three, 64 query rows each. A step multiplies q with a block of keys and, at
 //   the same time, the block before's weights with its values; then come the softmax of the new
 //   scores and, under it, the rest of the second product. Steps go on across tiles: the first
 //   scores of a tile are made beside the last product of the one before, whose results are stored
 //   in the same step. The consumers take turns at the tensor cores (kTurn), so that the softmax of
 //   one runs under the products of the other.
-// - Group 2, one warp each (loads.cuh): find tiles, load q, load k, load v.
+// - The last group, one warp each (loads.cuh): find tiles, load q, load k, load v.
 // Where a consumer has no rows in a tile it lets the blocks go by. Where there are too few tiles
 // for the GPU each is cut into parts of its keys, for a cluster of CTAs that add up their results
-// in the end (split.cuh).
+// in the end (split.cuh). Where tiles don't fill the last round, a kernel that shares keys deals
+// out their blocks (shared_keys.cuh).
 #pragma once
 
 #include "hopper/cluster.cuh"
@@ -33,16 +34,15 @@ using Scores = float[S::kTileN / 2];
 template <class S>
 using Weights = uint32_t[S::kTileN / 16][4];
 
-template <class S, int kKeys>
+template <class S>
 __device__ inline void multiply_q_k(Scores<S>& scores, uint64_t q, uint64_t k) {
-  using Product = hopper::Wgmma<typename S::T, kKeys, hopper::Major::kK, hopper::Major::kK>;
+  using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
   constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
   constexpr uint32_t kQBlock = kConsumerRows * hopper::kSwizzleRowBytes / 16;
   constexpr uint32_t kKBlock = S::kTileN * hopper::kSwizzleRowBytes / 16;
-  auto& made = reinterpret_cast<float (&)[kKeys / 2]>(scores);
 #pragma unroll
   for (int d = 0; d < S::kHeadQk / 16; ++d) {
-    Product::multiply(made, q + (d / 4 * kQBlock + d % 4 * kStep),
+    Product::multiply(scores, q + (d / 4 * kQBlock + d % 4 * kStep),
                       k + (d / 4 * kKBlock + d % 4 * kStep), d > 0);
   }
 }
@@ -82,6 +82,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   constexpr uint32_t kSlotQ = S::kConfig.q_bytes() / 16;  // descriptors count in 16 bytes
   constexpr uint32_t kSlotK = S::kConfig.k_bytes() / 16, kSlotV = S::kConfig.v_bytes() / 16;
   const NamedBarrier my_turn = hopper::numbered(NamedBarrier::kTurn, consumer);
+  // Of two without a remainder, or ptxas serialises products.
   const int next_consumer = S::kConsumers == 2 ? 1 - consumer : (consumer + 1) % S::kConsumers;
   const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, next_consumer);
   const uint32_t thread = hopper::thread_of_group();
@@ -109,12 +110,11 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       __syncwarp();
     }
   };
-  const auto multiply_scores = [&]<int kKeys>(Scores<S>& scores) {
+  const auto multiply_scores = [&](Scores<S>& scores) {
     const int q_slot = hopper::uniform(at_q.slot), k_slot = hopper::uniform(at_k.slot);
     hopper::barrier_wait(my_turn, kBoth);
     hopper::wgmma_fence();
-    multiply_q_k<S, kKeys>(scores, hopper::moved(q, q_slot * kSlotQ),
-                           hopper::moved(k, k_slot * kSlotK));
+    multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
     hopper::wgmma_commit();
     at_k.advance();
   };
@@ -134,9 +134,9 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     at_q.advance();
   };
 
-  if (consumer == S::kConsumers - 1)
-    hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
-  Softmax<S::kTileN / 2, S::kConfig.polynomials> softmax(params.scale);
+  // Consumer 0 has the first turn.
+  if (consumer == S::kConsumers - 1) hopper::barrier_arrive(its_turn, kBoth);
+  Softmax<S::kTileN / 2> softmax(params.scale);
   typename S::Tile tile = next_tile();
   const auto leave = [&](Outputs<S>& outputs, float (&lse)[2]) {
     if constexpr (S::kSharesKeys) {
@@ -167,7 +167,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     softmax.start();
     ring_q.wait_full(at_q);
     shared.ring_k.wait_full(at_k);
-    multiply_scores.template operator()<S::kTileN>(scores);
+    multiply_scores(scores);
     hopper::barrier_arrive(its_turn, kBoth);
     hopper::wgmma_wait<0>();
     hopper::fence_registers(scores);
@@ -190,42 +190,31 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         ring_q.wait_full(at_q);
       }
       if (!is_there) shared.ring_k.wait_full(at_k);
-      const auto step = [&]<int kKeys>() {
-        multiply_scores.template operator()<kKeys>(scores);
-        multiply_values(outputs, weights, adds);
-        hopper::barrier_arrive(its_turn, kBoth);
-        is_there = shared.ring_k.is_full(at_k);
-        hopper::wgmma_wait<1>();  // the scores
-        hopper::fence_registers(scores);
-        shared.ring_k.release(at_k.slot_before(1), thread);
-        if constexpr (S::kConfig.waits_early) release_q(keys_left);
-        float2 factor;
-        if (finishes) {
-          factor = softmax.finish(lse);
-          softmax.start();
-        }
-        const float2 correction = softmax.template update<kKeys / 2>(scores, keys_left);
-        if (!finishes) factor = correction;
-        // Not before the softmax, because ptxas moves the exponentials past a wait that follows
-        // them without a branch between.
-        if constexpr (!S::kConfig.waits_early) release_q(keys_left);
-        hopper::wgmma_wait<0>();
-        hopper::fence_registers(outputs);
-        shared.ring_v.release(at_v.slot_before(1), thread);
-        round_weights<S>(weights, scores);
-        // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
-        if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
-          scale_rows<S>(outputs, factor.x, factor.y);
-        }
-      };
-      if constexpr (S::kConfig.half_blocks) {
-        if (keys_left <= S::kTileN / 2) {
-          step.template operator()<S::kTileN / 2>();
-        } else {
-          step.template operator()<S::kTileN>();
-        }
-      } else {
-        step.template operator()<S::kTileN>();
+      multiply_scores(scores);
+      multiply_values(outputs, weights, adds);
+      hopper::barrier_arrive(its_turn, kBoth);
+      is_there = shared.ring_k.is_full(at_k);
+      hopper::wgmma_wait<1>();  // the scores
+      hopper::fence_registers(scores);
+      shared.ring_k.release(at_k.slot_before(1), thread);
+      if constexpr (S::kConfig.waits_early) release_q(keys_left);
+      float2 factor;
+      if (finishes) {
+        factor = softmax.finish(lse);
+        softmax.start();
+      }
+      const float2 correction = softmax.update(scores, keys_left);
+      if (!finishes) factor = correction;
+      // Not before the softmax, because ptxas moves the exponentials past a wait that follows them
+      // without a branch between.
+      if constexpr (!S::kConfig.waits_early) release_q(keys_left);
+      hopper::wgmma_wait<0>();
+      hopper::fence_registers(outputs);
+      shared.ring_v.release(at_v.slot_before(1), thread);
+      round_weights<S>(weights, scores);
+      // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
+      if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
+        scale_rows<S>(outputs, factor.x, factor.y);
       }
       keys_left -= S::kTileN;
       adds = !finishes;
@@ -313,9 +302,9 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
     for (;;) {
       consume<S>(shared, params, group);
       if (!meets(shared, params)) return;
-      hand_over_in_cluster<S>();
+      meet_in_cluster();
       finish_split<S>(shared, params, hopper::cluster_cta_rank());
-      hopper::cluster_sync_relaxed();
+      meet_in_cluster();
       if (!shared.has_more) return;
       __syncthreads();
     }
@@ -324,7 +313,7 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   for (int32_t round = 0;; ++round) {
     if (warp == 0) {
       if constexpr (S::kSharesKeys) {
-        if (params.stamp != 0) return find_shared_tiles(shared, params);
+        if (params.kept != nullptr) return find_shared_tiles(shared, params);
       }
       find_tiles(shared, params, round);
     } else if (warp == 1) {
@@ -336,8 +325,8 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
     }
     __syncwarp();
     if (!meets(shared, params)) return;
-    hand_over_in_cluster<S>();
-    hopper::cluster_sync_relaxed();  // the others have read this CTA's results
+    meet_in_cluster();
+    meet_in_cluster();  // the others have read this CTA's results
     if (!shared.has_more) return;
     invalidate_barriers(shared, warp);
     init_barriers(shared, warp);

@@ -12,7 +12,7 @@ namespace ikbo::attention {
 // CTAs have nothing to do.
 template <class S>
 __device__ void find_tiles(Shared<S>& shared, const Params& params, int32_t round) {
-  TileFinder<S::kTileM, S::kConfig.longest_first> finder(params.runs);
+  TileFinder<S::kTileM> finder(params.runs, params.ticket != nullptr);
   typename S::Tiles::Position position;
   const bool writes = threadIdx.x % 32 == 0;
   int32_t index = blockIdx.x + round * gridDim.x;  // of parts of tiles

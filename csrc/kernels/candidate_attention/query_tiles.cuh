@@ -59,11 +59,16 @@ struct UserRuns {
 };
 
 // A warp's view of the tiles of all runs, in the order of users and each user's heads. Neighbouring
-// tiles have the same keys, so CTAs that take neighbours share them in L2.
-template <int kTileM, bool kLongestFirst = false>
+// tiles have the same keys, so CTAs that take neighbours share them in L2. Where asked for, of each
+// 32 users those with the longest histories come first: CTAs that take the next tile when they are
+// free end closer together.
+template <int kTileM>
 class TileFinder {
  public:
-  __device__ explicit TileFinder(const UserRuns& runs) : runs_(runs) { load(0, 0); }
+  __device__ explicit TileFinder(const UserRuns& runs, bool longest_first = false)
+      : runs_(runs), longest_first_(longest_first) {
+    load(0, 0);
+  }
 
   // Tile `index`, no smaller than the last call's. All lanes.
   __device__ QueryTile find(int32_t index) {
@@ -87,7 +92,7 @@ class TileFinder {
     tile.first_row = first_row + row;
     tile.rows = min(kTileM, rows - row);
     int32_t user = first_user_ + owner;
-    if constexpr (kLongestFirst) user = __shfl_sync(0xffffffffu, user_, owner);
+    if (longest_first_) user = __shfl_sync(0xffffffffu, user_, owner);
     if (user == runs_.U) return tile;  // no keys
     tile.kv_batch = runs_.kv_start != nullptr ? 0 : user;
     tile.kv_row = __shfl_sync(0xffffffffu, kv_row_, owner);
@@ -121,7 +126,7 @@ class TileFinder {
     first_candidate_ = first;
     candidates_ = (user < runs_.U ? next : runs_.B) - first;
     if (user > runs_.U) candidates_ = 0;
-    if constexpr (kLongestFirst) sort(user);
+    if (longest_first_) sort(user);
     const int64_t rows = int64_t{candidates_} * runs_.S.divisor();
     tiles_ = static_cast<int32_t>((rows + kTileM - 1) / kTileM);
     inclusive_ = tiles_ * runs_.H;
@@ -154,6 +159,7 @@ class TileFinder {
   }
 
   const UserRuns& runs_;
+  const bool longest_first_;
   int32_t user_ = 0;                              // where sorted, the lane's
   int32_t first_user_ = 0;                        // of the 32 users at hand, a lane each
   int32_t before_ = 0;                            // tiles of the users before them, of all heads

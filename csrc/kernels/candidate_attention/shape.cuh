@@ -4,6 +4,8 @@
 
 #include <cuda.h>  // CUtensorMap
 
+#include <type_traits>
+
 #include "config/candidate_attention.h"
 #include "config/fast_divisor.h"
 #include "config/shared_blocks.h"
@@ -39,7 +41,7 @@ struct Shape {
   using T = T_;
   static constexpr AttentionKernel kConfig = kAttentionKernels[kKernel];
   static constexpr int kHeadQk = kConfig.head_qk, kHeadV = kConfig.head_v;
-  static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kTileM = kConfig.tile_m();
   static constexpr int kTileN = kConfig.tile_n, kStages = kConfig.stages;
   static constexpr bool kSharesKeys = kConfig.shares_keys;
   using Tile = std::conditional_t<kSharesKeys, SharedTile, QueryTile>;
@@ -89,8 +91,8 @@ struct Params {
   Guess guess;
   float scale;
   SharedBlocks shared_blocks;  // where keys are shared
-  void* kept;                  // KeptResults, one a CTA
-  uint64_t stamp;              // of the launch, 0 for none: tiles aren't shared out
+  void* kept;                  // KeptResults, one a CTA; null: none are shared
+  uint32_t* kept_flags;        // one for each warp of each CTA's consumers, 0 at first
 
   __device__ bool is_split() const { return parts.divisor() > 1; }
 };

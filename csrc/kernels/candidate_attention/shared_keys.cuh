@@ -25,9 +25,16 @@ template <class S>
 struct KeptResults {
   float4 outputs[S::kConsumers][S::kHeadV / 8][kGroupThreads];
   float2 lse[S::kConsumers][kGroupThreads];
-  // Of each warp: the launch's stamp once its results are there, 0 once they have been read. Memory
-  // as allocated can't hold the stamp, so that nothing needs to be cleared before the launch.
-  uint64_t stamps[S::kConsumers][kGroupThreads / 32];
+};
+
+// A warp's flag is 1 once its results are there.
+template <class S>
+struct KeptFlags {
+  static constexpr int kOfCta = S::kConsumers * kGroupThreads / 32;
+  __device__ static uint32_t* of(const Params& params, int cta, int consumer) {
+    return params.kept_flags + cta * kOfCta +
+           (consumer * kGroupThreads + threadIdx.x % kGroupThreads) / 32;
+  }
 };
 
 // All tiles of the users up to some, counted by a whole warp.
@@ -76,7 +83,7 @@ __device__ void find_shared_tiles(Shared<S>& shared, const Params& params) {
   for (int32_t begin = blocks.begin(tiles, run); begin < end;) {
     const BlocksOfTile part = blocks.take(begin, end);
     begin += part.end - part.first;
-    SharedTile tile{finder.find(first + part.tile), part.first > 0, 0};
+    SharedTile tile{finder.find(first + part.tile), part.keeps(), 0};
     if (tile.kv_len > 0) {
       tile.kv_row += part.first * S::kTileN;
       tile.kv_len = min(tile.kv_len, part.end * S::kTileN) - part.first * S::kTileN;
@@ -109,8 +116,7 @@ __device__ inline void keep_results(const Params& params, const Outputs<S>& outp
   }
   __stcg(&kept.lse[consumer][thread], {lse[0], lse[1]});
   __syncwarp();
-  if (thread % 32 == 0)
-    hopper::store_release_gpu(&kept.stamps[consumer][thread / 32], params.stamp);
+  if (thread % 32 == 0) hopper::add_release_gpu(KeptFlags<S>::of(params, blockIdx.x, consumer), 1);
 }
 
 // Likewise: adds the parts that `adds` other CTAs have kept, in the order of keys. A part weighs
@@ -121,10 +127,10 @@ __device__ inline void add_kept_results(const Params& params, Outputs<S>& output
   const int thread = threadIdx.x % kGroupThreads;
 #pragma unroll 1
   for (int32_t i = 1; i <= adds; ++i) {
-    KeptResults<S>& kept = kept_results<S>(params, blockIdx.x - i);
-    uint64_t* const stamp = &kept.stamps[consumer][thread / 32];
-    if (thread % 32 == 0) hopper::wait_equal_gpu(stamp, params.stamp);
+    const int cta = static_cast<int>(blockIdx.x) - i;
+    if (thread % 32 == 0) hopper::wait_flag_gpu(KeptFlags<S>::of(params, cta, consumer), 1);
     __syncwarp();
+    const KeptResults<S>& kept = kept_results<S>(params, cta);
     const float2 other = __ldcg(&kept.lse[consumer][thread]);
     float4 parts[S::kHeadV / 8];
 #pragma unroll
@@ -143,8 +149,6 @@ __device__ inline void add_kept_results(const Params& params, Outputs<S>& output
     for (int j = 0; j < S::kHeadV / 2; ++j) {
       outputs[j] = outputs[j] * mine[j % 4 / 2] + (&parts[j / 4].x)[j % 4] * its[j % 4 / 2];
     }
-    __syncwarp();  // all have read
-    if (thread % 32 == 0) *stamp = 0;
   }
 }
 

@@ -12,18 +12,7 @@
 
 namespace ikbo::attention {
 
-// 2^x on the FMA pipe, to 1e-4 for x <= 126 and 0 in effect below -126: 2^n, n the nearest integer,
-// by adding it to an exponent, times a polynomial in x - n. NaN stays NaN.
-__device__ inline float exp2_polynomial(float x) {
-  constexpr float kInteger = 12582912;  // 1.5 * 2^23: a sum's lowest bits are the integer's
-  asm("max.NaN.f32 %0, %0, 0fC2FC0000;" : "+f"(x));  // -126
-  const float shifted = x + kInteger;
-  const float t = x - (shifted - kInteger);
-  const float p = fmaf(t, fmaf(t, fmaf(t, 0.05517134f, 0.24261034f), 0.69326097f), 0.99992812f);
-  return p * __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
-}
-
-template <int kScores, int kPolynomials>
+template <int kScores>
 class Softmax {
  public:
   // Scores times |scale| are exponents of e; of 2 with log2(e) in the factor. A scale of 0 becomes
@@ -41,17 +30,15 @@ class Softmax {
 
   // Scores of the next `keys` keys become weights relative to the reference, those beyond 0.
   // Returns by what results so far must be multiplied, for either row: 1 where the reference stays.
-  template <int kMade = kScores>  // of the scores; the others become 0
   __device__ float2 update(float (&scores)[kScores], int32_t keys) {
-    static_assert(kMade % 4 == 0);
     if (negate_) {
 #pragma unroll
-      for (int i = 0; i < kMade; ++i) scores[i] = -scores[i];
+      for (float& score : scores) score = -score;
     }
-    if (keys < kMade * 2) {
+    if (keys < kScores * 2) {
       const int32_t mine = keys - threadIdx.x % 4 * 2;
 #pragma unroll
-      for (int i = 0; i < kMade; ++i) {
+      for (int i = 0; i < kScores; ++i) {
         if (i / 4 * 8 + i % 2 >= mine) scores[i] = -INFINITY;
       }
     }
@@ -60,7 +47,7 @@ class Softmax {
     for (int row = 0; row < 2; ++row) {
       float maximum = reference_[row];
 #pragma unroll
-      for (int i = 2 * row; i < kMade; i += 4) {
+      for (int i = 2 * row; i < kScores; i += 4) {
         maximum = fmaxf(maximum, fmaxf(scores[i], scores[i + 1]));
       }
       maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
@@ -72,18 +59,15 @@ class Softmax {
       const float offset = reference_[row] == -INFINITY ? 0 : reference_[row] * factor_;
       float sum = 0;
 #pragma unroll
-      for (int i = 2 * row; i < kMade; i += 4) {
+      for (int i = 2 * row; i < kScores; i += 4) {
 #pragma unroll
         for (int k = i; k < i + 2; ++k) {
-          const float x = fmaf(scores[k], factor_, -offset);
-          scores[k] = i / 4 % 4 < kPolynomials ? exp2_polynomial(x) : activation::exp2(x);
+          scores[k] = activation::exp2(fmaf(scores[k], factor_, -offset));
           sum += scores[k];
         }
       }
       sum_[row] = sum_[row] * correction[row] + sum;  // the thread's own share
     }
-#pragma unroll
-    for (int i = kMade; i < kScores; ++i) scores[i] = 0;
     return {correction[0], correction[1]};
   }
 

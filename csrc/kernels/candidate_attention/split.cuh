@@ -13,8 +13,8 @@ namespace ikbo::attention {
 template <class S>
 struct Partial {
   static constexpr int kStride = S::kHeadV + 8;  // so that a warp's rows are in different banks
-  float outputs[S::kConsumers][kConsumerRows]
-               [kStride];  // divided by the part's sum of exponentials
+  // Divided by the part's sum of exponentials.
+  float outputs[S::kConsumers][kConsumerRows][kStride];
   float lse[S::kConsumers][kConsumerRows];
 };
 template <class S>
@@ -30,18 +30,13 @@ __device__ inline bool meets(const Shared<S>& shared, const Params& params) {
   return params.is_split() && !shared.tiles.tiles[0].is_last();  // all of a cluster alike
 }
 
-// All threads of a cluster, before finish_split(). A release at cluster scope is a fence of global
-// memory as well, about a thousand clocks on the way from the last product to the results. What is
-// handed over lies in shared memory: once a fence has made it visible in the CTA it is where the
-// others read it. (After finish_split() nothing is handed over.)
-template <class S>
-__device__ inline void hand_over_in_cluster() {
-  if constexpr (S::kConfig.light_clusters) {
-    __threadfence_block();
-    hopper::cluster_sync_relaxed();
-  } else {
-    hopper::cluster_sync();
-  }
+// All threads of a cluster, before and after finish_split(). A release at cluster scope is a fence
+// of global memory as well, about a thousand clocks on the way from the last product to the
+// results, twice. What is handed over lies in shared memory: once a fence has made it visible in
+// the CTA it is where the others read it; and the second time nothing is handed over.
+__device__ inline void meet_in_cluster() {
+  __threadfence_block();
+  hopper::cluster_sync_relaxed();
 }
 
 // Both consumers, each once. Waits until neither reads q, keys or values any more.
@@ -148,7 +143,7 @@ __device__ inline void finish_split(Shared<S>& shared, const Params& params, int
   if (params.parts.divisor() == 2) {
     finish_rows<S, 2>(shared, params, rank);
   } else {
-    finish_rows<S, S::kConfig.max_parts>(shared, params, rank);
+    finish_rows<S, AttentionConfig::kMaxParts>(shared, params, rank);
   }
 }
 
