@@ -302,9 +302,9 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
     for (;;) {
       consume<S>(shared, params, group);
       if (!meets(shared, params)) return;
-      meet_in_cluster();
+      meet_with_parts();
       finish_split<S>(shared, params, hopper::cluster_cta_rank());
-      meet_in_cluster();
+      meet_after_reading();
       if (!shared.has_more) return;
       __syncthreads();
     }
@@ -325,8 +325,8 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
     }
     __syncwarp();
     if (!meets(shared, params)) return;
-    meet_in_cluster();
-    meet_in_cluster();  // the others have read this CTA's results
+    meet_with_parts();
+    meet_after_reading();
     if (!shared.has_more) return;
     invalidate_barriers(shared, warp);
     init_barriers(shared, warp);

@@ -24,8 +24,8 @@ inline constexpr int kBlock = 64;  // elements of a head that stand side by side
 
 // Named barriers (0 is __syncthreads).
 enum class NamedBarrier {
-  kTurn = 1,     // one a consumer: its turn at the tensor cores
-  kBothEnd = 4,  // of a tile cut into parts: no consumer reads operands any more
+  kTurn = 1,  // one a consumer: its turn at the tensor cores
+  kEnd = 4,   // one a consumer: of a tile cut into parts, no consumer reads operands any more
 };
 
 struct SharedTile;

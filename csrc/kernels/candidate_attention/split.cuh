@@ -30,20 +30,30 @@ __device__ inline bool meets(const Shared<S>& shared, const Params& params) {
   return params.is_split() && !shared.tiles.tiles[0].is_last();  // all of a cluster alike
 }
 
-// All threads of a cluster, before and after finish_split(). A release at cluster scope is a fence
-// of global memory as well, about a thousand clocks on the way from the last product to the
-// results, twice. What is handed over lies in shared memory: once a fence has made it visible in
-// the CTA it is where the others read it; and the second time nothing is handed over.
-__device__ inline void meet_in_cluster() {
-  __threadfence_block();
-  hopper::cluster_sync_relaxed();
+// All threads of a cluster: once its parts are kept, and once they have been read. The second time
+// nothing is handed over, so that it needs no release, which is a fence of global memory as well:
+// about a thousand clocks. What was read has arrived by then: it was stored.
+__device__ inline void meet_with_parts() { hopper::cluster_sync(); }
+__device__ inline void meet_after_reading() { hopper::cluster_sync_relaxed(); }
+
+// Each consumer waits at a barrier of its own that the others only arrive at: they come from
+// different places in the code, which a barrier that all wait at must not be (synccheck).
+template <class S>
+__device__ inline void wait_for_consumers(int consumer) {
+  constexpr int kAll = S::kConsumers * kGroupThreads;
+#pragma unroll
+  for (int i = 1; i < S::kConsumers; ++i) {
+    const int other = consumer + i < S::kConsumers ? consumer + i : consumer + i - S::kConsumers;
+    hopper::barrier_arrive(hopper::numbered(NamedBarrier::kEnd, other), kAll);
+  }
+  hopper::barrier_wait(hopper::numbered(NamedBarrier::kEnd, consumer), kAll);
 }
 
-// Both consumers, each once. Waits until neither reads q, keys or values any more.
+// All consumers, each once. Waits until neither reads q, keys or values any more.
 template <class S>
 __device__ inline void keep_partial(Shared<S>& shared, const Outputs<S>& outputs,
                                     const float (&lse)[2], int consumer) {
-  hopper::barrier_wait(NamedBarrier::kBothEnd, S::kConsumers * kGroupThreads);
+  wait_for_consumers<S>(consumer);
   Partial<S>& mine = partial(shared);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -63,13 +73,13 @@ __device__ inline void keep_partial(Shared<S>& shared, const Outputs<S>& outputs
 // aren't read, or don't matter.
 template <class S>
 __device__ inline void keep_no_partial(Shared<S>& shared, float lse, int consumer) {
-  hopper::barrier_wait(NamedBarrier::kBothEnd, S::kConsumers * kGroupThreads);
+  wait_for_consumers<S>(consumer);
   const int row = threadIdx.x % kGroupThreads;
   if (row < kConsumerRows) partial(shared).lse[consumer][row] = lse;
   __syncwarp();  // see store_results
 }
 
-// All threads of both consumers, while the cluster's shared memory stays as it is. Adds up the
+// All threads of the consumers, while the cluster's shared memory stays as it is. Adds up the
 // parts of this CTA's share of the tile's rows, 8 elements a thread at a time: a part weighs
 // exp(lse of the part - lse), lse = log(sum of exp(lse of a part)). In the order of the parts.
 template <class S, int kMaxParts>
