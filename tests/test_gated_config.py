@@ -67,7 +67,10 @@ def test_mlp_is_a_gated_linear_and_a_linear(
     assert config.launches == 2
     hidden = _host.gated_linear_config(M, 8 * N, K, device).product
     down = _host.linear_act_config(M, 8 * out, 8 * N, device).product
-    assert repr(config.hidden) == repr(hidden) and repr(config.down) == repr(down)
+    assert repr(config.hidden) == repr(hidden)
+    # The second streams ahead under the first's end, for which it may have more CTAs.
+    mlp_down, alone = (json.loads(repr(product)) for product in (config.down, down))
+    assert mlp_down["kernel"] == alone["kernel"] and mlp_down["grid"] >= alone["grid"]
 
 
 @pytest.mark.parametrize(
