@@ -79,7 +79,6 @@ inline constexpr GemmKernel kGemmKernels[] = {
     {128, 128, 6, 2, GemmSchedule::kPingPong},  // epilogues that are much of the work
     {128, 128, 6, 1, GemmSchedule::kPingPong},  // less than a wave of the above
     {64, 128, 8, 1, GemmSchedule::kPingPong},   // small problems: the most CTAs
-    {128, 192, 4, 2, GemmSchedule::kPingPong},  // to be measured: fewer bytes an FMA than 128 x 128
 };
 inline constexpr int kGemmKernelCount = static_cast<int>(std::size(kGemmKernels));
 // What the plain epilogue runs on.
