@@ -29,7 +29,12 @@ def test_every_product_of_few_tokens(op: str, M: int, N: int, K: int, device: ob
     weights = 2 if op == "gated_linear" else 1
     assert config.weights == weights
     assert config.tokens == (16 if M <= 16 else 64)
-    assert config.tiles == -(-8 * N // 64)
+    assert config.tiles == -(-8 * N // config.features)
+    assert 4 <= config.features <= 64 and config.features % 4 == 0
+    # Fewer only so that SMs that would have one CTA beside others with two have two as well.
+    if config.features < 64:
+        assert device.sm_count < -(-8 * N // 64) * config.split < 2 * device.sm_count
+        assert config.ctas <= 2 * device.sm_count
     assert config.k_steps == -(-K // 64)
     # Each CTA of a cluster has a step of K, and a cluster fits the device.
     assert config.split in (1, 2, 4, 8)
@@ -48,7 +53,7 @@ def test_more_tokens_go_to_the_gemm_unless_it_leaves_sms_idle() -> None:
 @pytest.mark.parametrize(
     ("op", "problem", "split"),
     [
-        ("gated_linear", (64, 11008, 4096), 1),  # 172 CTAs, all there at once
+        ("gated_linear", (64, 11008, 4096), 1),  # 251 CTAs of 44 features, all there at once
         ("gated_linear", (1, 11008, 4096), 1),
         ("linear_act", (64, 4096, 11008), 2),  # 64 tiles for 132 SMs
         ("linear_act", (1, 4096, 11008), 2),
@@ -82,5 +87,6 @@ def test_prints_as_json() -> None:
     config = config_of("gated_linear", 7, 11008, 4096, H200)
     shown = json.loads(repr(config))
     assert shown["kernel"] == "weight_stream_sm90_64x16x64"
-    assert (shown["weights"], shown["split_k"], shown["grid"]) == (2, 1, 172)
+    assert (shown["weights"], shown["split_k"], shown["grid"]) == (2, 1, 251)
+    assert shown["features"] == 44
     assert (shown["k_steps"], shown["weights_stay_in_l2"]) == (64, False)

@@ -17,8 +17,8 @@ struct WeightStreamProblem {
   int weights;  // 1, or 2 of N features each
 };
 
-// A CTA multiplies 64 features of each weight, wgmma's rows, with all tokens, its columns. With
-// `split` > 1 a cluster of CTAs shares K, and each finishes its part of the features.
+// A CTA multiplies up to 64 features of each weight, wgmma's rows, with all tokens, its columns.
+// With `split` > 1 a cluster of CTAs shares K, and each finishes its part of the features.
 struct WeightStreamKernel {
   static constexpr int kRows = 64;
   static constexpr int kTileK = 64;  // 128 bytes: the swizzle span
@@ -61,8 +61,9 @@ static_assert(weight_stream_kernel_is_possible({16, 2}) &&
 struct WeightStreamConfig {
   int tokens;  // of a tile
   int weights;
+  int features;         // of a tile: at most 64, a multiple of 4
   int split;            // CTAs of a cluster, along K: the order of the sums depends on it
-  int32_t tiles;        // of 64 features
+  int32_t tiles;        // of so many features
   int32_t token_tiles;  // more than one: of 64 tokens
   int32_t k_steps;      // of all of K
   bool weights_stay;    // in L2, for the next call; else they leave it first
@@ -92,13 +93,27 @@ constexpr int64_t token_rows(const WeightStreamProblem& p) {
   return std::min<int64_t>(ceil_div(p.M, 8) * 8, WeightStreamKernel::kMaxTokens);
 }
 
-constexpr double clocks(const WeightStreamProblem& p, const WeightStreamKernel& kernel, int split,
-                        const DeviceLimits& device) {
+// Features of a tile. Where 64 would leave some SMs with two CTAs and others with one, fewer, so
+// that nearly all have two: those with two took in x and weights no faster than they can (gate and
+// up of 64 tokens, 4096 -> 11008: 172 CTAs of 64 features, 56 us, the weights' way 42).
+constexpr int features_of_tile(const WeightStreamProblem& p, int split,
+                               const DeviceLimits& device) {
   using K = WeightStreamKernel;
+  constexpr int kStored = 4;  // at once
+  const int64_t places = int64_t{K::kCtasPerSm} * device.sm_count;
   const int64_t ctas = ceil_div(p.N, K::kRows) * token_tiles(p) * split;
+  if (ctas <= device.sm_count || ctas >= places) return K::kRows;
+  const int64_t tiles = places / (token_tiles(p) * split);
+  return static_cast<int>(ceil_div(ceil_div(p.N, tiles), kStored) * kStored);
+}
+
+constexpr double clocks(const WeightStreamProblem& p, const WeightStreamKernel& kernel,
+                        int features, int split, const DeviceLimits& device) {
+  using K = WeightStreamKernel;
+  const int64_t ctas = ceil_div(p.N, features) * token_tiles(p) * split;
   const int64_t resident = std::min<int64_t>(ctas, int64_t{K::kCtasPerSm} * device.sm_count);
   const auto each_sm = static_cast<double>(ceil_div(resident, device.sm_count));
-  const double weight_bytes = K::kRows * p.weights * K::kTileK * K::kElementBytes;
+  const double weight_bytes = features * p.weights * K::kTileK * K::kElementBytes;
   const double bytes =
       weight_bytes + static_cast<double>(token_rows(p)) * K::kTileK * K::kElementBytes;
   // The tiles of the same weights' rows run together: DRAM sends those once.
@@ -115,7 +130,7 @@ constexpr double clocks(const WeightStreamProblem& p, const WeightStreamKernel& 
   const auto steps = static_cast<double>(ceil_div(ceil_div(p.K, K::kTileK), split));
   const auto tile_tokens = static_cast<double>(std::min<int64_t>(p.M, K::kMaxTokens));
   const double meeting =
-      split == 1 ? 0 : kMeetClocks + tile_tokens * K::kRows * p.weights * 4 / kRemoteBytesPerClock;
+      split == 1 ? 0 : kMeetClocks + tile_tokens * features * p.weights * 4 / kRemoteBytesPerClock;
   return waves * (kStartClocks + steps * step + meeting);
 }
 
@@ -149,16 +164,17 @@ constexpr WeightStreamConfig weight_stream_config_of(int split, const WeightStre
   WeightStreamConfig config{};
   config.tokens = tokens;
   config.weights = problem.weights;
+  config.features = weight_stream_model::features_of_tile(problem, split, device);
   config.split = split;
-  config.tiles =
-      static_cast<int32_t>(weight_stream_model::ceil_div(problem.N, WeightStreamKernel::kRows));
+  config.tiles = static_cast<int32_t>(weight_stream_model::ceil_div(problem.N, config.features));
   config.token_tiles = static_cast<int32_t>(weight_stream_model::token_tiles(problem));
   config.k_steps =
       static_cast<int32_t>(weight_stream_model::ceil_div(problem.K, WeightStreamKernel::kTileK));
   config.weights_stay =
       problem.N * problem.K * problem.weights * WeightStreamKernel::kElementBytes <=
       device.l2_bytes / 2;
-  config.clocks = weight_stream_model::clocks(problem, {tokens, problem.weights}, split, device);
+  config.clocks = weight_stream_model::clocks(problem, {tokens, problem.weights}, config.features,
+                                              split, device);
   return config;
 }
 
@@ -186,6 +202,7 @@ constexpr WeightStreamConfig weight_stream_config(const WeightStreamProblem& pro
 inline std::string to_json(const WeightStreamConfig& config) {
   return "{\"kernel\": \"weight_stream_sm90_64x" + std::to_string(config.tokens) + "x64\", " +
          "\"weights\": " + std::to_string(config.weights) +
+         ", \"features\": " + std::to_string(config.features) +
          ", \"split_k\": " + std::to_string(config.split) +
          ", \"token_tiles\": " + std::to_string(config.token_tiles) +
          ", \"grid\": " + std::to_string(config.ctas()) +

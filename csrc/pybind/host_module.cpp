@@ -172,6 +172,7 @@ void bind_weight_stream(py::module_& m) {
   py::class_<Config>(m, "WeightStreamConfig")
       .def_readonly("tokens", &Config::tokens)
       .def_readonly("weights", &Config::weights)
+      .def_readonly("features", &Config::features)
       .def_readonly("split", &Config::split)
       .def_readonly("tiles", &Config::tiles)
       .def_readonly("token_tiles", &Config::token_tiles)

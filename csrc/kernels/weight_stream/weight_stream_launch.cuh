@@ -42,7 +42,7 @@ void launch_kernel(const Operands& operands, const WeightStreamProblem& problem,
   const int64_t token_rows = weight_stream_model::token_rows(problem);
   Params params{};
   for (int i = 0; i < S::kWeights; ++i) {
-    params.w[i] = map(operands.w[i].data, problem.N, operands.w[i].stride, kRows);
+    params.w[i] = map(operands.w[i].data, problem.N, operands.w[i].stride, config.features);
     params.bias[i] = operands.w[i].bias;
     params.preact[i] = operands.w[i].preact;
   }
@@ -51,12 +51,13 @@ void launch_kernel(const Operands& operands, const WeightStreamProblem& problem,
   params.out_stride = operands.out_stride;
   params.M = static_cast<int32_t>(problem.M);
   params.N = static_cast<int32_t>(problem.N);
+  params.features = config.features;
   params.token_tiles = FastDivisor(config.token_tiles);
   params.k_steps = config.k_steps;
   params.split = config.split;
   params.split_log2 = std::countr_zero(static_cast<unsigned>(config.split));
-  params.load_bytes =
-      static_cast<uint32_t>((kRows * S::kWeights + token_rows) * kTileK * K::kElementBytes);
+  params.load_bytes = static_cast<uint32_t>((config.features * S::kWeights + token_rows) * kTileK *
+                                            K::kElementBytes);
   params.weight_hint = config.weights_stay ? hopper::L2Hint::kNormal : hopper::L2Hint::kEvictFirst;
   params.activation = operands.activation;
   params.x_is_under_way = operands.x_is_under_way;

@@ -1,5 +1,5 @@
 // out[M, N] = act(x[M, K] w[N, K]^T + b) of few tokens, and with two weights
-// act(x wg^T + bg) * (x wu^T + bu). The tile is turned around: 64 features of each weight are
+// act(x wg^T + bg) * (x wu^T + bu). The tile is turned around: up to 64 features of each weight are
 // wgmma's rows and the tokens its columns, so that none of a wgmma is wasted on tokens that aren't
 // there and every byte of the ring is one of a weight or of x. More tokens than 64 are several
 // tiles, for products too small for the GEMM's.
@@ -62,14 +62,16 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
 };
 
 struct Params {
-  CUtensorMap w[2];     // [N, K], box 64 x 64, 128-byte swizzle; the second only with two weights
-  CUtensorMap x;        // [M, K], box of M rounded up to 8, or of 64, x 64; likewise
+  CUtensorMap w[2];  // [N, K], box of `features` x 64, 128-byte swizzle; the second only with two
+                     // weights
+  CUtensorMap x;     // [M, K], box of M rounded up to 8, or of 64, x 64; likewise
   const void* bias[2];  // [N] in T, 16-byte aligned; or null
   void* out;            // [M, N] in T, rows out_stride elements apart, 16-byte aligned
   void* preact[2];      // [M, N] in T, contiguous, 16-byte aligned: the sums before the activation;
                         // or null
   int64_t out_stride;
-  int32_t M, N;  // N a multiple of 8
+  int32_t M, N;      // N a multiple of 8
+  int32_t features;  // of a tile, at most kRows: what stands in the rows behind is never read
   FastDivisor token_tiles;
   int32_t k_steps;
   int32_t split;  // CTAs of a cluster: 1, 2, 4 or 8, at most k_steps
@@ -93,7 +95,7 @@ struct Work {
     rank = cta & (p.split - 1);
     // Neighbours share a weight's rows.
     const int32_t feature_tile = p.token_tiles.divide(tile);
-    first_feature = feature_tile * kRows;
+    first_feature = feature_tile * p.features;
     first_token = p.token_tiles.remainder(tile, feature_tile) * WeightStreamKernel::kMaxTokens;
     tokens = min(p.M - first_token, WeightStreamKernel::kMaxTokens);
     first_step = p.k_steps * rank >> p.split_log2;
@@ -223,12 +225,12 @@ __device__ inline void store_four(void* row, int32_t column, const float (&value
 template <class S>
 __device__ void finish(Shared<S>& shared, const Params& p, const Work& work) {
   using T = typename S::T;
-  const int quads_log2 = 4 - p.split_log2;
-  static_assert(kRows / 4 == 1 << 4);
-  for (int i = threadIdx.x; i < work.tokens << quads_log2; i += kThreads) {
-    const int token = i >> quads_log2, quad = i & ((1 << quads_log2) - 1);
+  const int first_quad = p.features / 4 * work.rank >> p.split_log2;
+  const int quads = (p.features / 4 * (work.rank + 1) >> p.split_log2) - first_quad;
+  for (int i = threadIdx.x; i < work.tokens * quads; i += kThreads) {
+    const int token = i / quads;
     const int64_t row = work.first_token + token;
-    const int feature = 4 * ((work.rank << quads_log2) + quad);
+    const int feature = 4 * (first_quad + i - token * quads);
     const int32_t column = work.first_feature + feature;
     if (column >= p.N) continue;
     float4 parts[S::kWeights][WeightStreamKernel::kMaxSplit];
