@@ -23,7 +23,7 @@ def test_kernels_are_clean(tool: str, work: str) -> None:
         [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, str(workload), work],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
     )
     # The first finding is the one to look at, under the name of the work that was going on.
     assert run.returncode == 0, run.stdout[:4000] + run.stderr[-2000:]

@@ -1,0 +1,291 @@
+// y = norm(x [+ residual]) * (weight + weight_offset) + bias, in x's own or another type or, with a
+// scale, in e4m3.
+//
+// Products are added by explicit fmaf(), or kept from that by __fmul_rn(): the compiler's choice
+// could differ from kernel to kernel, and so a row's bits.
+//
+// A thread holds its columns of a row in fp32 registers, so the variance takes its two passes
+// there. Over several warps and CTAs the parts' means and squared deviations are merged, in one
+// exchange. Rows come through a ring in shared memory or, where they are few, directly.
+#pragma once
+
+#include "hopper/dependent_launch.cuh"
+#include "kernels/norm/staged.cuh"
+
+namespace ikbo::norm {
+
+inline constexpr int kForwardRings = 8;
+
+// Of columns: their sum, the sum of squared deviations from their mean, how many, and the mean. An
+// RMSNorm has the sum of squares in place of the second, and nothing else.
+struct Moments {
+  bool layer;
+  float per_cta_column, per_column;
+
+  __device__ float4 operator()(float4 part, int width, bool all) const {
+    if (!layer) return {0.0f, sum_lanes<kMaxWarps>(part.y, width), 0.0f, 0.0f};
+    const float sum = sum_lanes<kMaxWarps>(part.x, width),
+                count = sum_lanes<kMaxWarps>(part.z, width);
+    const float mean = __fmul_rn(sum, all ? per_column : per_cta_column), away = part.w - mean;
+    return {sum, sum_lanes<kMaxWarps>(fmaf(part.z * away, away, part.y), width), count, mean};
+  }
+};
+
+struct Largest {
+  __device__ float4 operator()(float4 part, int width, bool) const {
+    return {max_lanes<kMaxWarps>(part.x, width), 0.0f, 0.0f, 0.0f};
+  }
+};
+
+// Sixteen warps an SM, or eight with registers for 9 vectors.
+template <int kVectors, bool kInWarp>
+inline constexpr int kForwardThreads = kInWarp ? 256 : 512;
+template <int kVectors, bool kInWarp>
+inline constexpr int kForwardCtas = kVectors > 4 || !kInWarp ? 1 : 2;
+
+template <class T, int kVectors, bool kInWarp, bool kFull>
+__global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
+                                  kForwardCtas<kVectors, kInWarp>)
+    norm_forward_sm90(const __grid_constant__ NormForward p,
+                      const __grid_constant__ NormConfig config) {
+  constexpr int kVector = 16 / sizeof(T);
+  // Short rows leave registers to hold weight and bias.
+  constexpr bool kHoldsParameters = kFull && kVectors <= 2;
+  extern __shared__ __align__(128) char shared_bytes[];
+  __shared__ Exchange shared;
+  constexpr int kRings = kInWarp ? kForwardRings : 1;
+  __shared__ Staged operands[kRings][2];
+  __shared__ hopper::Barrier full[kRings][NormConfig::kMaxStages];
+  __shared__ uint32_t drawn[NormConfig::kMaxStages];
+
+  const NormMapping& m = config.mapping;
+  const int lane = threadIdx.x % 32, ring_index = kInWarp ? threadIdx.x / 32 : 0;
+  const Place place = Place::of_cta<kInWarp>(config);
+  const int lanes = kInWarp ? m.lanes : 32;  // of a warp that a row has
+  const int mine = kInWarp ? lane >> (__ffs(lanes) - 1) : 0;
+  using At = Columns<kVectors, kVector, kInWarp, kFull>;
+  const At at = At::of_span(m, kInWarp ? lane & (lanes - 1) : static_cast<int>(threadIdx.x),
+                            place.first_column);
+  Ring<kInWarp, kFull> ring{config,
+                            static_cast<uint32_t>(p.rows),
+                            operands[ring_index],
+                            p.residual.data ? 2 : 1,
+                            Staged::touches(p.x, at.count, config) &&
+                                (!p.residual.data || Staged::touches(p.residual, at.count, config)),
+                            shared_bytes + ring_index * config.stages * config.stage_bytes,
+                            full[ring_index],
+                            !kInWarp && config.by_ticket ? p.ticket : nullptr,
+                            drawn,
+                            place.team * config.rings + ring_index};
+  const bool is_first = kInWarp ? lane == 0 : threadIdx.x == 0;
+  const bool in_first_warp = kInWarp || threadIdx.x < 32;
+  if (!config.direct && in_first_warp) {
+    if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
+    if (lane == 0) {
+      Staged* const staged = operands[ring_index];
+      const int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
+      staged[1].init(p.residual, place, at.count, config, config.pitches[1], end);
+      if constexpr (!kInWarp) shared.init();
+    }
+    hopper::fence_barrier_init();
+    __syncwarp();
+  }
+  // Until here nothing was read that an earlier kernel may write.
+  hopper::wait_for_previous_kernel();
+  hopper::allow_next_kernel();
+  if (!config.direct && (kInWarp || is_first)) ring.load_first();
+  if (place.cluster > 1) {
+    hopper::cluster_sync();
+  } else if (!kInWarp && !config.direct) {
+    __syncthreads();
+  }
+
+  const Target x(p.x, place), residual(p.residual, place), sum(p.residual_out, place);
+  const Target weight(p.weight, place), bias(p.bias, place);
+  const Target y(p.y, place, p.quantizes() ? 1 : size_of(p.y.type));
+  const auto load_parameters = [&](const At& at, int v, float (&w)[kVector], float (&b)[kVector]) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) w[e] = 1.0f, b[e] = 0.0f;
+    if (p.weight.data) {
+      with_type<T>(p.weight.type, [&](auto zero) {
+        at.template load_parameter<decltype(zero)>(weight.data, v, w);
+      });
+    }
+    if (p.weight_offset != 0.0f) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) w[e] += p.weight_offset;
+    }
+    if (p.bias.data) {
+      with_type<T>(p.bias.type,
+                   [&](auto zero) { at.template load_parameter<decltype(zero)>(bias.data, v, b); });
+    }
+  };
+  float held_weight[kHoldsParameters ? kVectors : 1][kVector];
+  float held_bias[kHoldsParameters ? kVectors : 1][kVector];
+  if constexpr (kHoldsParameters) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) load_parameters(at, v, held_weight[v], held_bias[v]);
+  }
+
+  const float per_column = 1.0f / static_cast<float>(m.columns);
+  // Of the columns that a row's threads in this warp have.
+  float part_columns = static_cast<float>(m.columns);
+  if constexpr (!kInWarp) part_columns = sum_lanes(static_cast<float>(at.owned()), 32);
+  const float per_part_column = 1.0f / fmaxf(part_columns, 1.0f);
+  const float per_cta_column = 1.0f / static_cast<float>(at.count);
+  const int at_once = kInWarp ? config.at_once : 1;
+  uint32_t turn = 0;
+
+  while (config.direct || ring.wait()) {
+    const uint32_t first_row = config.direct
+                                   ? (place.team * (kInWarp ? m.warps : 1) + ring_index) * at_once
+                                   : ring.first_row();
+    const int count = config.direct ? static_cast<int>(min(int64_t{at_once}, p.rows - first_row))
+                                    : ring.rows_from(first_row);
+#pragma unroll 1
+    for (int i = 0; i < count; i += at_once) {
+      const bool has_row = !kInWarp || i + mine < count;
+      const int in_stage = has_row ? i + mine : i;
+      const uint32_t row = first_row + in_stage;
+      const auto refill = [&] {
+        if ((kInWarp || is_first) && !config.direct && i + at_once >= count) {
+          ring.load_again(ring.slot, ring.block);
+        }
+      };
+
+      float values[kVectors][kVector];
+      const char* x_row = config.direct ? x.row(row)
+                                        : operands[ring_index][0].template in_stage<kFull>(
+                                              ring.stage(), first_row, in_stage);
+      at.template load_row<T>(x_row, values);
+      if (p.residual.data) {
+        const char* residual_row = config.direct ? residual.row(row)
+                                                 : operands[ring_index][1].template in_stage<kFull>(
+                                                       ring.stage(), first_row, in_stage);
+        with_type<T>(p.residual.type, [&](auto zero) {
+          float added[kVectors][kVector];
+          at.template load_row<decltype(zero)>(residual_row, added);
+#pragma unroll
+          for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) values[v][e] += added[v][e];
+          }
+        });
+        if (p.residual_out.data) {
+          with_type<T>(p.residual_out.type, [&](auto zero) {
+            at.template store_row<decltype(zero)>(sum.row(row), values, has_row);
+          });
+        }
+      }
+      if constexpr (kInWarp) {
+        __syncwarp();
+        refill();
+      }
+
+      float mean = 0.0f, part_sum = 0.0f;
+      if (p.layer) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) part_sum += values[v][e];
+        }
+        part_sum = sum_lanes(part_sum, lanes);
+        mean = __fmul_rn(part_sum, per_part_column);
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) values[v][e] -= mean;
+          at.mask(v, values[v]);
+        }
+      }
+      float squares = 0.0f;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) squares = fmaf(values[v][e], values[v][e], squares);
+      }
+      squares = sum_lanes(squares, lanes);
+      float away = 0.0f;  // of the mean that values are deviations from, from the row's
+      if constexpr (!kInWarp) {
+        const float4 whole =
+            exchange(shared, turn, place.cluster, {part_sum, squares, part_columns, mean},
+                     Moments{p.layer, per_cta_column, per_column}, refill);
+        squares = whole.y;
+        away = mean - whole.w;
+        mean = whole.w;
+      }
+      const float rstd = rsqrtf(fmaf(squares, per_column, p.eps));
+      const int64_t of_row = int64_t{row} * config.groups + place.group;
+      const bool tells = at.thread == 0 && place.rank == 0 && has_row;
+      if (tells) {
+        if (p.mean) p.mean[of_row] = mean;
+        if (p.rstd) p.rstd[of_row] = rstd;
+      }
+
+      const float shift = away * rstd;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+          values[v][e] = kInWarp ? values[v][e] * rstd : fmaf(values[v][e], rstd, shift);
+        }
+        if constexpr (kHoldsParameters) {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            values[v][e] = fmaf(values[v][e], held_weight[v][e], held_bias[v][e]);
+          }
+        }
+      }
+      const At now = at.recomputed();
+      if (!kHoldsParameters && (p.weight.data || p.bias.data)) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          if (!now.has(v)) continue;
+          float w[kVector], b[kVector];
+          load_parameters(now, v, w, b);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) values[v][e] = fmaf(values[v][e], w[e], b[e]);
+        }
+      }
+      if (!p.quantizes()) {
+        with_type<T>(p.y.type, [&](auto zero) {
+          now.template store_row<decltype(zero)>(y.row(row), values, has_row);
+        });
+        continue;
+      }
+
+      float scale;
+      if (p.row_scales) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          now.mask(v, values[v]);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) largest = max_or_nan(largest, fabsf(values[v][e]));
+        }
+        largest = max_lanes(largest, lanes);
+        if constexpr (!kInWarp) {
+          largest =
+              exchange(shared, turn, place.cluster, {largest, 0.0f, 0.0f, 0.0f}, Largest{}, [] {
+              }).x;
+        }
+        scale = scale_of_row(largest);
+        if (tells) p.row_scales[of_row] = scale;
+      } else {
+        scale = *p.scale;
+      }
+      const float per_scale = 1.0f / scale;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) values[v][e] *= per_scale;
+      }
+      now.template store_row<E4m3>(y.row(row), values, has_row);
+    }
+    if (config.direct) break;
+    ring.advance();
+  }
+  if (place.cluster > 1) hopper::cluster_sync();
+}
+
+}  // namespace ikbo::norm
