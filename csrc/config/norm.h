@@ -92,6 +92,21 @@ inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
 
 }  // namespace norm_detail
 
+// The vectors a thread that the kernel for a mapping is compiled for. `full`: every thread has so
+// many, whole and aligned, and the kernel is compiled for the very number.
+constexpr int norm_compiled_vectors(int vectors, bool in_warp, bool full) {
+  if (full) return vectors;
+  if (vectors <= 2) return 2;
+  return vectors <= 4 || !in_warp ? 4 : 9;
+}
+
+// The most threads of a CTA of the kernel compiled for so many vectors. (Whether a row is full
+// depends on addresses too. So 5 vectors, which others than full rows have as 9, count as 9.)
+constexpr int norm_max_threads(NormPass pass, int compiled_vectors, bool in_warp) {
+  if (!in_warp) return 512;
+  return pass == NormPass::kForward || compiled_vectors > 4 ? 256 : 384;
+}
+
 // `element_bytes` of x; columns >= 1.
 inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_bytes) {
   using norm_detail::ceil_div;
@@ -110,7 +125,7 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
     const int64_t cta_idle =
         norm_detail::fit_in_cta(pass, packets, cta) * 32 + packets * 32 - vectors;
     if (vectors <= 32 * NormMapping::kCtaThreadVectors || idle < cta_idle) {
-      m.warps = forward || m.thread_vectors == 9 ? 8 : 12;
+      m.warps = norm_max_threads(pass, m.thread_vectors, true) / 32;
       return m;
     }
   }
@@ -241,7 +256,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   // CTAs an SM, as many as registers allow.
   int per_sm = 1;
   if (m.in_warp()) {
-    if (forward && m.thread_vectors <= 4) per_sm = 2;
+    if (forward && m.thread_vectors <= 5) per_sm = 2;
     const int64_t turns = std::clamp<int64_t>(kStageBytes / (row_bytes * c.at_once), 1, 8);
     c.rows_per_stage = static_cast<int>(turns) * c.at_once;
     c.rings = m.warps;

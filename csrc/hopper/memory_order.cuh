@@ -25,6 +25,17 @@ __device__ inline void add_release_gpu(uint32_t* flag, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
+// Adds to a counter in global memory and returns what it was. Not atomicAdd(): the compiler lets
+// one lane add for the warp's, hands the result around and so waits for it at once, a trip to L2.
+__device__ inline uint32_t add_relaxed_gpu(uint32_t* counter, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(value)
+               : "memory");
+  return before;
+}
+
 __device__ inline uint32_t load_relaxed_gpu(const uint32_t* flag) {
   uint32_t value;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");

@@ -86,9 +86,7 @@ struct Slots {
 // Rows within a warp: twelve warps an SM, or eight with registers for 9 vectors. Rows over warps:
 // sixteen.
 template <int kVectors, bool kInWarp>
-inline constexpr int kBackwardThreads = !kInWarp       ? 512
-                                        : kVectors > 5 ? 256
-                                                       : 384;
+inline constexpr int kBackwardThreads = norm_max_threads(NormPass::kBackward, kVectors, kInWarp);
 
 template <class T, int kVectors, bool kInWarp, bool kFull>
 __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
@@ -152,9 +150,8 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   const Target grad_residual(p.grad_residual, place);
   const auto load_weight = [&](const At& at, int v, float (&w)[kVector]) {
     if (p.weight.data) {
-      with_type<T>(p.weight.type, [&](auto zero) {
-        at.template load_parameter<decltype(zero)>(weight.data, v, w);
-      });
+      with_type<T>(p.weight.type,
+                   [&](auto zero) { at.template load<decltype(zero)>(weight.data, v, w); });
       if (p.weight_offset != 0.0f) {
 #pragma unroll
         for (int e = 0; e < kVector; ++e) w[e] += p.weight_offset;

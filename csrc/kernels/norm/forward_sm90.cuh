@@ -7,6 +7,10 @@
 // A thread holds its columns of a row in fp32 registers, so the variance takes its two passes
 // there. Over several warps and CTAs the parts' means and squared deviations are merged, in one
 // exchange. Rows come through a ring in shared memory or, where they are few, directly.
+//
+// Weight and bias are loaded once, before the first row is there, and stay packed in registers.
+// Loaded for each row they cost as much of L2 and of time as the row itself, and for the first one
+// a trip to memory each, after that for x.
 #pragma once
 
 #include "hopper/dependent_launch.cuh"
@@ -39,9 +43,21 @@ struct Largest {
 
 // Sixteen warps an SM, or eight with registers for 9 vectors.
 template <int kVectors, bool kInWarp>
-inline constexpr int kForwardThreads = kInWarp ? 256 : 512;
+inline constexpr int kForwardThreads = norm_max_threads(NormPass::kForward, kVectors, kInWarp);
 template <int kVectors, bool kInWarp>
-inline constexpr int kForwardCtas = kVectors > 4 || !kInWarp ? 1 : 2;
+inline constexpr int kForwardCtas = kVectors > 5 || !kInWarp ? 1 : 2;
+
+// Four sums side by side: one would wait for each addition.
+template <int kVectors, int kVector, class Add>
+__device__ inline float sum_of_elements(const float (&values)[kVectors][kVector], const Add& add) {
+  float sums[4] = {};
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) sums[e % 4] = add(values[v][e], sums[e % 4]);
+  }
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
 
 template <class T, int kVectors, bool kInWarp, bool kFull>
 __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
@@ -49,8 +65,6 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
     norm_forward_sm90(const __grid_constant__ NormForward p,
                       const __grid_constant__ NormConfig config) {
   constexpr int kVector = 16 / sizeof(T);
-  // Short rows leave registers to hold weight and bias.
-  constexpr bool kHoldsParameters = kFull && kVectors <= 2;
   extern __shared__ __align__(128) char shared_bytes[];
   __shared__ Exchange shared;
   constexpr int kRings = kInWarp ? kForwardRings : 1;
@@ -103,29 +117,50 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
   const Target x(p.x, place), residual(p.residual, place), sum(p.residual_out, place);
   const Target weight(p.weight, place), bias(p.bias, place);
   const Target y(p.y, place, p.quantizes() ? 1 : size_of(p.y.type));
-  const auto load_parameters = [&](const At& at, int v, float (&w)[kVector], float (&b)[kVector]) {
+  // Held are weight and bias of x's own type.
+  const auto can_hold = [](const NormMatrix& m) {
+    return m.data == nullptr || (m.type == ElementType::kFloat32) == (sizeof(T) == 4);
+  };
+  const bool holds = kFull && can_hold(p.weight) && can_hold(p.bias);
+  constexpr int kHeld = kFull ? kVectors : 1;
+  Words<4> held_weight[kHeld], held_bias[kHeld];
+  if constexpr (kFull) {
+    // Adding -0 changes nothing, not even the sign of a zero.
+    float one[kVector], nothing[kVector];
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) w[e] = 1.0f, b[e] = 0.0f;
-    if (p.weight.data) {
-      with_type<T>(p.weight.type, [&](auto zero) {
-        at.template load_parameter<decltype(zero)>(weight.data, v, w);
-      });
+    for (int e = 0; e < kVector; ++e) one[e] = 1.0f, nothing[e] = -0.0f;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      held_weight[v] = pack_words<T>(one), held_bias[v] = pack_words<T>(nothing);
     }
+    if (holds && p.weight.data) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) held_weight[v] = at.template words<T>(weight.data, v);
+    }
+    if (holds && p.bias.data) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) held_bias[v] = at.template words<T>(bias.data, v);
+    }
+  }
+  const auto add_offset = [&](float (&w)[kVector]) {
     if (p.weight_offset != 0.0f) {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) w[e] += p.weight_offset;
     }
+  };
+  const auto load_parameters = [&](const At& at, int v, float (&w)[kVector], float (&b)[kVector]) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) w[e] = 1.0f, b[e] = -0.0f;
+    if (p.weight.data) {
+      with_type<T>(p.weight.type,
+                   [&](auto zero) { at.template load<decltype(zero)>(weight.data, v, w); });
+    }
     if (p.bias.data) {
       with_type<T>(p.bias.type,
-                   [&](auto zero) { at.template load_parameter<decltype(zero)>(bias.data, v, b); });
+                   [&](auto zero) { at.template load<decltype(zero)>(bias.data, v, b); });
     }
+    add_offset(w);
   };
-  float held_weight[kHoldsParameters ? kVectors : 1][kVector];
-  float held_bias[kHoldsParameters ? kVectors : 1][kVector];
-  if constexpr (kHoldsParameters) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) load_parameters(at, v, held_weight[v], held_bias[v]);
-  }
 
   const float per_column = 1.0f / static_cast<float>(m.columns);
   // Of the columns that a row's threads in this warp have.
@@ -154,21 +189,30 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
       };
 
       float values[kVectors][kVector];
-      const char* x_row = config.direct ? x.row(row)
-                                        : operands[ring_index][0].template in_stage<kFull>(
-                                              ring.stage(), first_row, in_stage);
-      at.template load_row<T>(x_row, values);
+      const Staged* const staged = operands[ring_index];
+      // Apart, so that the compiler knows of each load which memory it is from.
+      if (config.direct) {
+        at.template load_row<T>(x.row(row), values);
+      } else {
+        at.template load_row<T>(
+            staged[0].template in_stage<kFull>(ring.stage(), first_row, in_stage), values);
+      }
       if (p.residual.data) {
-        const char* residual_row = config.direct ? residual.row(row)
-                                                 : operands[ring_index][1].template in_stage<kFull>(
-                                                       ring.stage(), first_row, in_stage);
         with_type<T>(p.residual.type, [&](auto zero) {
-          float added[kVectors][kVector];
-          at.template load_row<decltype(zero)>(residual_row, added);
+          const auto add = [&](const char* from) {
 #pragma unroll
-          for (int v = 0; v < kVectors; ++v) {
+            for (int v = 0; v < kVectors; ++v) {
+              if (!at.has(v)) continue;
+              float added[kVector];
+              at.template load<decltype(zero)>(from, v, added);
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) values[v][e] += added[v][e];
+              for (int e = 0; e < kVector; ++e) values[v][e] += added[e];
+            }
+          };
+          if (config.direct) {
+            add(residual.row(row));
+          } else {
+            add(staged[1].template in_stage<kFull>(ring.stage(), first_row, in_stage));
           }
         });
         if (p.residual_out.data) {
@@ -184,11 +228,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
 
       float mean = 0.0f, part_sum = 0.0f;
       if (p.layer) {
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) part_sum += values[v][e];
-        }
+        part_sum = sum_of_elements(values, [](float value, float sum) { return sum + value; });
         part_sum = sum_lanes(part_sum, lanes);
         mean = __fmul_rn(part_sum, per_part_column);
 #pragma unroll
@@ -198,12 +238,8 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
           at.mask(v, values[v]);
         }
       }
-      float squares = 0.0f;
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) squares = fmaf(values[v][e], values[v][e], squares);
-      }
+      float squares =
+          sum_of_elements(values, [](float value, float sum) { return fmaf(value, value, sum); });
       squares = sum_lanes(squares, lanes);
       float away = 0.0f;  // of the mean that values are deviations from, from the row's
       if constexpr (!kInWarp) {
@@ -229,15 +265,21 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         for (int e = 0; e < kVector; ++e) {
           values[v][e] = kInWarp ? values[v][e] * rstd : fmaf(values[v][e], rstd, shift);
         }
-        if constexpr (kHoldsParameters) {
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) {
-            values[v][e] = fmaf(values[v][e], held_weight[v][e], held_bias[v][e]);
-          }
-        }
       }
       const At now = at.recomputed();
-      if (!kHoldsParameters && (p.weight.data || p.bias.data)) {
+      if (holds) {
+        if constexpr (kFull) {
+#pragma unroll
+          for (int v = 0; v < kVectors; ++v) {
+            float w[kVector], b[kVector];
+            unpack_words<T>(held_weight[v], w);
+            unpack_words<T>(held_bias[v], b);
+            add_offset(w);
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) values[v][e] = fmaf(values[v][e], w[e], b[e]);
+          }
+        }
+      } else if (p.weight.data || p.bias.data) {
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
           if (!now.has(v)) continue;

@@ -248,21 +248,11 @@ struct Columns {
     }
   }
 
-  // Vector v of a parameter in global memory, which is aligned; zero where there is no column.
+  // The words of vector v of a row in global memory, of whole vectors.
   template <class T>
-  __device__ void load_parameter(const char* row, int v, float (&values)[kVector]) const {
-    constexpr int kWords = kWordsOf<T, kVector>, kPiece = Words<kWords>::kPiece;
-    constexpr int kPieceElements = 4 * kPiece / static_cast<int>(sizeof(T));
-    const char* from = row + first(v) * static_cast<int>(sizeof(T));
-    Words<kWords> words = {};
-#pragma unroll
-    for (int i = 0; i < kWords / kPiece; ++i) {
-      if (!may_lack(v) || first(v) + i * kPieceElements < count) {
-        load_piece<kPiece>(from + 4 * kPiece * i, words.word + kPiece * i);
-      }
-    }
-    unpack_words<T>(words, values);
-    mask(v, values);
+  __device__ Words<kWordsOf<T, kVector>> words(const char* row, int v) const {
+    static_assert(kFull);
+    return load_words<kWordsOf<T, kVector>>(row + first(v) * static_cast<int>(sizeof(T)));
   }
 
   // By all threads of a warp, vector after vector. Nothing is stored where there is no row.

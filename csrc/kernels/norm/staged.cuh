@@ -7,6 +7,7 @@
 #include "hopper/bulk_copy.cuh"
 #include "hopper/cluster.cuh"
 #include "hopper/mbarrier.cuh"
+#include "hopper/memory_order.cuh"
 #include "kernels/norm/row.cuh"
 
 namespace ikbo::norm {
@@ -181,7 +182,7 @@ struct Ring {
     }
     if (!ticket) return;
     if (loaded < config.stages) ++loaded;
-    if (loaded == config.stages) number = atomicAdd(ticket, 1u);
+    if (loaded == config.stages) number = hopper::add_relaxed_gpu(ticket, 1);
   }
 
   __device__ void load_block(int stage, uint32_t next) {
@@ -212,15 +213,20 @@ struct Ring {
   }
 };
 
-// Over the lanes of a row, for all of them: `lanes` is a power of two, up to kMost. All offsets are
-// shuffled, which costs less than a branch at each.
+// Over the lanes of a row, for all of them: `lanes` is a power of two, up to kMost, the same for
+// all threads. Offsets up to 8 lanes' are all shuffled, which costs less than a branch at each.
 template <int kMost = 32, class Merge>
 __device__ inline float merge_lanes(float value, int lanes, const Merge& merge) {
-#pragma unroll
-  for (int offset = kMost / 2; offset >= 1; offset /= 2) {
+  const auto step = [&](int offset) {
     const float other = __shfl_xor_sync(0xffffffffu, value, offset);
     if (offset < lanes) value = merge(value, other);
+  };
+  if (lanes > 8) {
+#pragma unroll
+    for (int offset = kMost / 2; offset >= 8; offset /= 2) step(offset);
   }
+#pragma unroll
+  for (int offset = 4; offset >= 1; offset /= 2) step(offset);
   return value;
 }
 template <int kMost = 32>
