@@ -168,18 +168,26 @@ struct NormConfig {
   int partials;    // of each group: the backward's sums over rows, one a CTA or cluster
   bool bias_sums;  // whether sums of grad_bias are kept, in shared memory
   bool by_ticket;  // blocks from a counter: whichever CTA is free
+  bool paced;      // clusters: who is ahead of the others waits
+  // Forward: every thread keeps its vectors of weight and bias, in x's type, in shared memory.
+  bool keeps_parameters;
 
+  constexpr bool has_counter() const { return by_ticket || paced; }
   // A float for every column slot of every thread.
   constexpr int sum_bytes() const {
     return mapping.warps * 32 * mapping.thread_vectors * mapping.vector * 4;
   }
   constexpr int bias_sum_bytes() const { return bias_sums ? sum_bytes() : 0; }
+  constexpr int parameter_bytes() const {
+    return keeps_parameters ? 2 * 16 * mapping.warps * 32 * mapping.thread_vectors : 0;
+  }
   // In the end the rings serve to add up the sums of warps.
   constexpr int ring_bytes() const {
     const int bytes = stage_bytes * stages * rings;
     return pass == NormPass::kBackward && rings > 1 ? std::max(bytes, sum_bytes()) : bytes;
   }
-  constexpr int shared_bytes() const { return ring_bytes() + bias_sum_bytes(); }
+  constexpr int shared_bytes() const { return ring_bytes() + kept_bytes(); }
+  constexpr int kept_bytes() const { return bias_sum_bytes() + parameter_bytes(); }
 };
 
 struct NormProblemSize {
@@ -214,9 +222,8 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   constexpr int64_t kStageBytes = 2048;   // of x, at least, where rows are short
   constexpr int64_t kTicketStage = 8192;  // of x: a counter takes about 400 draws a microsecond
   constexpr int64_t kStaticBytes = 4096;  // more than the kernels' barriers and sums take
-  // What this leaves of an SM's 256 KB serves as L1: weight and bias are read through it.
+  constexpr int64_t bytes_per_sm = 200 * 1024;  // of dynamic shared memory, of 228 KB in all
   const bool forward = pass == NormPass::kForward;
-  const int64_t bytes_per_sm = (forward ? 144 : 200) * 1024;
   // From here on that SMs are not equally fast is worth a counter, which costs its clearing.
   constexpr int64_t kTicketBytes = int64_t{32} << 20;
   // Up to here starting CTAs is quicker than setting up rings.
@@ -234,13 +241,16 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.rings = 1;
   c.bias_sums = !forward && p.bias_sums && !m.looped;
   // A CTA without a second stage would wait for each row.
-  if (!m.in_warp() && 2 * norm_detail::staged_row_bytes(c) + c.bias_sum_bytes() + kStaticBytes >
-                          device.max_shared_bytes_per_cta) {
-    m.looped = true;
-  }
+  const auto fits = [&] {
+    return m.in_warp() || 2 * norm_detail::staged_row_bytes(c) + c.kept_bytes() + kStaticBytes <=
+                              device.max_shared_bytes_per_cta;
+  };
+  c.keeps_parameters = forward && m.idle_slots() == 0;
+  if (!fits()) c.keeps_parameters = false;
+  if (!fits()) m.looped = true;
   if (m.looped) {
     constexpr int kLoopedPartials = 128;
-    c.bias_sums = false;
+    c.bias_sums = c.keeps_parameters = false;
     m.warps = 16;
     c.grid = static_cast<int>(std::min<int64_t>(p.rows * p.groups, 8 * int64_t{device.sm_count}));
     c.partials = static_cast<int>(std::min<int64_t>(ceil_div(p.rows, 16), kLoopedPartials));
@@ -261,7 +271,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     c.rows_per_stage = static_cast<int>(turns) * c.at_once;
     c.rings = m.warps;
     // Rows of several fp32 operands.
-    while (int64_t{norm_detail::stage_bytes(c)} * c.rings + c.bias_sum_bytes() + kStaticBytes >
+    while (int64_t{norm_detail::stage_bytes(c)} * c.rings + c.kept_bytes() + kStaticBytes >
            device.max_shared_bytes_per_cta) {
       c.rings = m.warps /= 2;
     }
@@ -270,7 +280,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   }
   const int64_t room =
       std::min<int64_t>(bytes_per_sm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
-      c.bias_sum_bytes();
+      c.kept_bytes();
   if (!m.in_warp()) {
     // The backward's two rows share the exchange of their sums where there is room.
     c.rows_per_stage =
@@ -285,7 +295,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
   // Wide stages of several wide operands may fill an SM alone.
   if (c.stages == 1 &&
-      2 * ring_bytes + c.bias_sum_bytes() + kStaticBytes <= device.max_shared_bytes_per_cta) {
+      2 * ring_bytes + c.kept_bytes() + kStaticBytes <= device.max_shared_bytes_per_cta) {
     c.stages = 2;
   }
   const int64_t blocks = ceil_div(p.rows, c.rows_per_stage);
@@ -298,8 +308,10 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.owners = static_cast<uint32_t>(teams * c.rings);
   c.grid = static_cast<int>(teams) * m.cluster * p.groups;
   c.partials = static_cast<int>(teams);
-  c.by_ticket = forward && !m.in_warp() && m.cluster == 1 && p.groups == 1 &&
-                p.rows * p.columns * p.staged[0] >= kTicketBytes;
+  const bool uneven =
+      forward && !m.in_warp() && p.groups == 1 && p.rows * p.columns * p.staged[0] >= kTicketBytes;
+  c.by_ticket = uneven && m.cluster == 1;
+  c.paced = uneven && m.cluster > 1;
   return c;
 }
 
@@ -321,7 +333,8 @@ inline std::string to_json(const NormConfig& c) {
             number("elements_per_vector", m.vector) + number("idle", m.idle_slots());
     if (!c.direct) {
       text += number("rows_per_stage", c.rows_per_stage) + number("stages", c.stages) +
-              ", \"by_ticket\": " + (c.by_ticket ? "true" : "false");
+              ", \"by_ticket\": " + (c.by_ticket ? "true" : "false") +
+              ", \"paced\": " + (c.paced ? "true" : "false");
     }
   }
   if (c.groups > 1) text += number("groups", c.groups);

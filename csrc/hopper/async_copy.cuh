@@ -1,5 +1,5 @@
 // Copies of 16 bytes from global to shared memory that take no registers: for rows gathered from
-// anywhere, which no box of the copy engine covers.
+// anywhere, which no box of the copy engine covers, and for what a thread keeps to itself.
 #pragma once
 
 #include <cstdint>

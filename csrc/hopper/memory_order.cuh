@@ -25,13 +25,13 @@ __device__ inline void add_release_gpu(uint32_t* flag, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-// Adds to a counter in global memory and returns what it was. Not atomicAdd(): the compiler lets
-// one lane add for the warp's, hands the result around and so waits for it at once, a trip to L2.
-__device__ inline uint32_t add_relaxed_gpu(uint32_t* counter, uint32_t value) {
+// Counts one more in global memory and returns what there was. Not by an add: of those ptxas lets one
+// lane do the warp's, hands the result around and so waits for it at once, a trip to L2.
+__device__ inline uint32_t count_relaxed_gpu(uint32_t* counter) {
   uint32_t before;
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0xffffffff;"
                : "=r"(before)
-               : "l"(counter), "r"(value)
+               : "l"(counter)
                : "memory");
   return before;
 }

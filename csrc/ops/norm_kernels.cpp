@@ -194,11 +194,11 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   const NormConfig config = config_of(NormPass::kForward, p, {f.x, f.residual}, false, device);
   paths.kernel(config);
   if (p.rows * p.groups == 0) return true;
-  OptTensor ticket;
-  if (config.by_ticket) {
-    ticket = empty({1}, ScalarType::Int, in.x);
-    f.ticket = static_cast<uint32_t*>(ticket->mutable_data_ptr());
-    IKBO_CUDA_CHECK(cudaMemsetAsync(f.ticket, 0, sizeof(uint32_t), stream));
+  OptTensor counter;
+  if (config.has_counter()) {
+    counter = empty({1}, ScalarType::Int, in.x);
+    f.counter = static_cast<uint32_t*>(counter->mutable_data_ptr());
+    IKBO_CUDA_CHECK(cudaMemsetAsync(f.counter, 0, sizeof(uint32_t), stream));
   }
   run_norm_forward(f, config, stream);
   operands.finish();

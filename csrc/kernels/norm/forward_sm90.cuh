@@ -8,11 +8,12 @@
 // there. Over several warps and CTAs the parts' means and squared deviations are merged, in one
 // exchange. Rows come through a ring in shared memory or, where they are few, directly.
 //
-// Weight and bias are loaded once, before the first row is there, and stay packed in registers.
-// Loaded for each row they cost as much of L2 and of time as the row itself, and for the first one
-// a trip to memory each, after that for x.
+// Weight and bias are on their way to shared memory while the first rows are, and stay there: each
+// thread has its own columns' in a place of its own. Loaded for each row they cost a third of the
+// time, and for the first row a trip to memory each, after that for x.
 #pragma once
 
+#include "hopper/async_copy.cuh"
 #include "hopper/dependent_launch.cuh"
 #include "kernels/norm/staged.cuh"
 
@@ -46,6 +47,32 @@ template <int kVectors, bool kInWarp>
 inline constexpr int kForwardThreads = norm_max_threads(NormPass::kForward, kVectors, kInWarp);
 template <int kVectors, bool kInWarp>
 inline constexpr int kForwardCtas = kVectors > 5 || !kInWarp ? 1 : 2;
+
+// A vector of a parameter for each of a thread's, in x's type, in shared memory. `which` of the
+// two.
+template <class T, int kVectors>
+struct KeptVectors {
+  static constexpr int kVector = 16 / sizeof(T);
+  char* place;
+
+  __device__ KeptVectors(char* base, int which)
+      : place(base + (threadIdx.x / 32 * 2 + which) * kVectors * 512 + threadIdx.x % 32 * 16) {}
+  // Complete after hopper::wait_for_copies().
+  __device__ void copy(int v, const char* from) const {
+    hopper::copy_async_16(place + v * 512, from);
+  }
+  __device__ void fill(int v, float value) const {
+    float values[kVector];
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) values[e] = value;
+    const Words<4> words = pack_words<T>(values);
+    *reinterpret_cast<uint4*>(place + v * 512) =
+        uint4{words.word[0], words.word[1], words.word[2], words.word[3]};
+  }
+  __device__ void get(int v, float (&values)[kVector]) const {
+    unpack_words<T>(load_words<4>(place + v * 512), values);
+  }
+};
 
 // Four sums side by side: one would wait for each addition.
 template <int kVectors, int kVector, class Add>
@@ -88,7 +115,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
                                 (!p.residual.data || Staged::touches(p.residual, at.count, config)),
                             shared_bytes + ring_index * config.stages * config.stage_bytes,
                             full[ring_index],
-                            !kInWarp && config.by_ticket ? p.ticket : nullptr,
+                            !kInWarp && place.rank == 0 ? p.counter : nullptr,
                             drawn,
                             place.team * config.rings + ring_index};
   const bool is_first = kInWarp ? lane == 0 : threadIdx.x == 0;
@@ -114,32 +141,30 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
     __syncthreads();
   }
 
-  const Target x(p.x, place), residual(p.residual, place), sum(p.residual_out, place);
-  const Target weight(p.weight, place), bias(p.bias, place);
-  const Target y(p.y, place, p.quantizes() ? 1 : size_of(p.y.type));
-  // Held are weight and bias of x's own type.
-  const auto can_hold = [](const NormMatrix& m) {
+  // Kept are weight and bias of x's own type.
+  const auto can_keep = [](const NormMatrix& m) {
     return m.data == nullptr || (m.type == ElementType::kFloat32) == (sizeof(T) == 4);
   };
-  const bool holds = kFull && can_hold(p.weight) && can_hold(p.bias);
-  constexpr int kHeld = kFull ? kVectors : 1;
-  Words<4> held_weight[kHeld], held_bias[kHeld];
+  const bool keeps = kFull && config.keeps_parameters && can_keep(p.weight) && can_keep(p.bias);
+  const KeptVectors<T, kVectors> kept_weight{shared_bytes + config.ring_bytes(), 0};
+  const KeptVectors<T, kVectors> kept_bias{shared_bytes + config.ring_bytes(), 1};
   if constexpr (kFull) {
-    // Adding -0 changes nothing, not even the sign of a zero.
-    float one[kVector], nothing[kVector];
+    if (keeps) {
+      // Adding -0 changes nothing, not even the sign of a zero.
+      const auto keep = [&](const KeptVectors<T, kVectors>& kept, const NormMatrix& m,
+                            float absent) {
+        const char* const from = m.data ? Target(m, place).data : nullptr;
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) one[e] = 1.0f, nothing[e] = -0.0f;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      held_weight[v] = pack_words<T>(one), held_bias[v] = pack_words<T>(nothing);
-    }
-    if (holds && p.weight.data) {
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) held_weight[v] = at.template words<T>(weight.data, v);
-    }
-    if (holds && p.bias.data) {
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) held_bias[v] = at.template words<T>(bias.data, v);
+        for (int v = 0; v < kVectors; ++v) {
+          if (from) {
+            kept.copy(v, from + at.first(v) * sizeof(T));
+          } else {
+            kept.fill(v, absent);
+          }
+        }
+      };
+      keep(kept_weight, p.weight, 1.0f);
+      keep(kept_bias, p.bias, -0.0f);
     }
   }
   const auto add_offset = [&](float (&w)[kVector]) {
@@ -148,7 +173,9 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
       for (int e = 0; e < kVector; ++e) w[e] += p.weight_offset;
     }
   };
-  const auto load_parameters = [&](const At& at, int v, float (&w)[kVector], float (&b)[kVector]) {
+  const auto load_parameters = [&](const At& at, const Place& here, int v, float (&w)[kVector],
+                                   float (&b)[kVector]) {
+    const Target weight(p.weight, here), bias(p.bias, here);
 #pragma unroll
     for (int e = 0; e < kVector; ++e) w[e] = 1.0f, b[e] = -0.0f;
     if (p.weight.data) {
@@ -165,7 +192,10 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
   const float per_column = 1.0f / static_cast<float>(m.columns);
   // Of the columns that a row's threads in this warp have.
   float part_columns = static_cast<float>(m.columns);
-  if constexpr (!kInWarp) part_columns = sum_lanes(static_cast<float>(at.owned()), 32);
+  if constexpr (!kInWarp) {
+    part_columns =
+        kFull ? 32.0f * kVectors * kVector : sum_lanes(static_cast<float>(at.owned()), 32);
+  }
   const float per_part_column = 1.0f / fmaxf(part_columns, 1.0f);
   const float per_cta_column = 1.0f / static_cast<float>(at.count);
   const int at_once = kInWarp ? config.at_once : 1;
@@ -190,9 +220,10 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
 
       float values[kVectors][kVector];
       const Staged* const staged = operands[ring_index];
+      const Place here = place.recomputed(config);
       // Apart, so that the compiler knows of each load which memory it is from.
       if (config.direct) {
-        at.template load_row<T>(x.row(row), values);
+        at.template load_row<T>(Target(p.x, here).row(row), values);
       } else {
         at.template load_row<T>(
             staged[0].template in_stage<kFull>(ring.stage(), first_row, in_stage), values);
@@ -210,14 +241,15 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
             }
           };
           if (config.direct) {
-            add(residual.row(row));
+            add(Target(p.residual, here).row(row));
           } else {
             add(staged[1].template in_stage<kFull>(ring.stage(), first_row, in_stage));
           }
         });
         if (p.residual_out.data) {
           with_type<T>(p.residual_out.type, [&](auto zero) {
-            at.template store_row<decltype(zero)>(sum.row(row), values, has_row);
+            at.template store_row<decltype(zero)>(Target(p.residual_out, here).row(row), values,
+                                                  has_row);
           });
         }
       }
@@ -251,8 +283,8 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         mean = whole.w;
       }
       const float rstd = rsqrtf(fmaf(squares, per_column, p.eps));
-      const int64_t of_row = int64_t{row} * config.groups + place.group;
-      const bool tells = at.thread == 0 && place.rank == 0 && has_row;
+      const int64_t of_row = int64_t{row} * config.groups + here.group;
+      const bool tells = at.thread == 0 && here.rank == 0 && has_row;
       if (tells) {
         if (p.mean) p.mean[of_row] = mean;
         if (p.rstd) p.rstd[of_row] = rstd;
@@ -267,13 +299,14 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         }
       }
       const At now = at.recomputed();
-      if (holds) {
+      if (keeps) {
         if constexpr (kFull) {
+          hopper::wait_for_copies();
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
             float w[kVector], b[kVector];
-            unpack_words<T>(held_weight[v], w);
-            unpack_words<T>(held_bias[v], b);
+            kept_weight.get(v, w);
+            kept_bias.get(v, b);
             add_offset(w);
 #pragma unroll
             for (int e = 0; e < kVector; ++e) values[v][e] = fmaf(values[v][e], w[e], b[e]);
@@ -284,11 +317,12 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         for (int v = 0; v < kVectors; ++v) {
           if (!now.has(v)) continue;
           float w[kVector], b[kVector];
-          load_parameters(now, v, w, b);
+          load_parameters(now, here, v, w, b);
 #pragma unroll
           for (int e = 0; e < kVector; ++e) values[v][e] = fmaf(values[v][e], w[e], b[e]);
         }
       }
+      const Target y(p.y, here, p.quantizes() ? 1 : size_of(p.y.type));
       if (!p.quantizes()) {
         with_type<T>(p.y.type, [&](auto zero) {
           now.template store_row<decltype(zero)>(y.row(row), values, has_row);

@@ -28,7 +28,7 @@ struct NormForward {
   float *mean, *rstd;  // [rows, groups] each; may be null
   const float* scale;  // of y where it is in e4m3: one for all,
   float* row_scales;   // or of each row, [rows, groups], found here
-  uint32_t* ticket;    // zero, where the config goes by ticket
+  uint32_t* counter;   // zero, where the config has one
   int64_t rows;        // of a group
   float eps, weight_offset;
   bool layer;

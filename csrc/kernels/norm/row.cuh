@@ -248,13 +248,6 @@ struct Columns {
     }
   }
 
-  // The words of vector v of a row in global memory, of whole vectors.
-  template <class T>
-  __device__ Words<kWordsOf<T, kVector>> words(const char* row, int v) const {
-    static_assert(kFull);
-    return load_words<kWordsOf<T, kVector>>(row + first(v) * static_cast<int>(sizeof(T)));
-  }
-
   // By all threads of a warp, vector after vector. Nothing is stored where there is no row.
   template <class T>
   __device__ void store(char* row, int v, const float (&values)[kVector], bool has_row,

@@ -35,6 +35,13 @@ struct Place {
     }
     return at;
   }
+  // The same, of which the compiler knows nothing: as Columns::recomputed().
+  __device__ Place recomputed(const NormConfig& config) const {
+    Place copy = *this;
+    asm volatile("" : "+r"(copy.group), "+r"(copy.rank));
+    copy.first_column = copy.rank * config.mapping.cta_columns;
+    return copy;
+  }
 };
 
 // An operand of the ring: of the CTA's group, from its first column on. A row's span may begin and
@@ -122,6 +129,10 @@ struct Target {
 // The ring of stages of a warp that has rows of its own (kInWarp), or of the CTA. A block is a
 // stage's rows. A ring's blocks are every owners-th; by ticket only its first ones are, then
 // whichever is next.
+//
+// SMs are not equally fast, and a cluster's CTAs can't draw tickets without asking one another. So
+// clusters are paced: one that is more than a row ahead of the average waits before it loads again,
+// and leaves bandwidth to the others. Only so long: the others might not be running.
 template <bool kInWarp, bool kFull>
 struct Ring {
   const NormConfig& config;
@@ -131,17 +142,19 @@ struct Ring {
   const bool touching;  // all operands' rows of a stage are
   char* const bytes;
   hopper::Barrier* const full;
-  uint32_t* const ticket;  // null where blocks are strided
-  uint32_t* const drawn;   // by ticket: a stage's block
+  uint32_t* const counter;  // by ticket or paced, else null
+  uint32_t* const drawn;    // by ticket: a stage's block
 
   // All readers.
   uint32_t block;
   int slot = 0;
   uint32_t phase = 0;
 
-  // By ticket, in the loading thread.
-  int loaded = 0;       // up to `stages`
-  uint32_t number = 0;  // drawn one block ahead
+  // In the loading thread. By ticket: drawn one block ahead. Paced: blocks that all have done with.
+  uint32_t count = 0;
+
+  __device__ bool by_ticket() const { return !kInWarp && counter && config.by_ticket; }
+  __device__ bool paced() const { return !kInWarp && counter && config.paced; }
 
   // By the loader, which is the warp, or a thread of the CTA (by ticket, always the same): the
   // first loads of all stages; a later load into a stage that all readers have done with, when they
@@ -149,16 +162,20 @@ struct Ring {
   __device__ void load_first() {
 #pragma unroll 1
     for (int s = 0; s < config.stages; ++s) load(s, block + s * config.owners);
+    if (by_ticket()) count = hopper::count_relaxed_gpu(counter);
   }
   __device__ void load_again(int stage, uint32_t done) {
-    load(stage, done + config.stages * config.owners);
+    const uint32_t next = config.stages * config.owners + (by_ticket() ? count : done);
+    if (paced()) keep_pace(done / config.owners, next);
+    load(stage, next);
+    if (by_ticket()) count = hopper::count_relaxed_gpu(counter);
   }
 
   // Whether there is a block at hand; waits for it.
   __device__ bool wait() {
-    if (!ticket && block >= config.blocks) return false;
+    if (!by_ticket() && block >= config.blocks) return false;
     hopper::wait(full[slot], phase);
-    if (ticket) block = drawn[slot];
+    if (by_ticket()) block = drawn[slot];
     return block < config.blocks;
   }
   __device__ void advance() {
@@ -172,17 +189,22 @@ struct Ring {
   }
 
  private:
+  // After `before` blocks and another, before `next`.
+  __device__ void keep_pace(uint32_t before, uint32_t next) {
+    constexpr int kTries = 16;  // a trip to L2 each
+    hopper::count_relaxed_gpu(counter);
+    const uint32_t enough = next < config.blocks ? before * config.owners : 0;
+    for (int i = 0; count < enough && i < kTries; ++i) count = hopper::load_relaxed_gpu(counter);
+    count = hopper::load_relaxed_gpu(counter);
+  }
+
   __device__ void load(int stage, uint32_t next) {
-    if (ticket && loaded == config.stages) next = config.stages * config.owners + number;
-    if (ticket) drawn[stage] = next;
+    if (by_ticket()) drawn[stage] = next;
     if (next < config.blocks) {
       load_block(stage, next);
-    } else if (ticket) {
+    } else if (by_ticket()) {
       hopper::arrive(full[stage]);
     }
-    if (!ticket) return;
-    if (loaded < config.stages) ++loaded;
-    if (loaded == config.stages) number = hopper::add_relaxed_gpu(ticket, 1);
   }
 
   __device__ void load_block(int stage, uint32_t next) {
