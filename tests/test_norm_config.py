@@ -63,10 +63,14 @@ def test_threads(n: int, size: int, backward: bool) -> None:
     if mapping.in_warp:
         assert mapping.cluster == 1
         assert mapping.lanes in (1, 2, 4, 8, 16, 32)
-        assert mapping.warps == (8 if not backward or mapping.thread_vectors == 9 else 12)
+        assert mapping.warps == (8 if not backward or mapping.thread_vectors > 4 else 12)
     else:
         assert mapping.thread_vectors <= 4
         assert mapping.lanes == 32 * mapping.warps <= 512
+    # Of both kernels that a row may take: of a full one, and of one at any address.
+    for full in {False, mapping.idle_slots == 0}:
+        most = _host.norm_max_threads(backward, mapping.thread_vectors, mapping.in_warp, full)
+        assert 32 * mapping.warps <= most
     # Every CTA of a cluster has columns, from a multiple of a vector on.
     assert (mapping.cluster - 1) * mapping.cta_columns < n
     assert mapping.cluster == 1 or mapping.cta_columns % mapping.vector == 0
@@ -125,7 +129,7 @@ def test_config(
     assert config.grid % (mapping.cluster * groups) == 0
     teams = config.grid // mapping.cluster // groups
     if config.direct:
-        assert not backward and config.shared_bytes == 0
+        assert not backward and config.shared_bytes == config.parameter_bytes
         each = mapping.warps * max(1, 32 // mapping.lanes) if mapping.in_warp else 1
         assert teams == -(-rows // each)
         return
@@ -134,6 +138,14 @@ def test_config(
     assert config.rings == (mapping.warps if mapping.in_warp else 1)
     assert config.rows_per_stage % max(1, 32 // mapping.lanes) == 0
     assert not backward or mapping.in_warp or config.rows_per_stage <= 2
+    # A vector of weight and one of bias for each of a thread's; what stages hold is aligned.
+    kept = 32 * mapping.warps * mapping.thread_vectors * 32
+    assert config.parameter_bytes == (kept if config.keeps_parameters else 0)
+    assert not (backward and config.keeps_parameters)
+    assert config.stage_bytes % 128 == config.ring_bytes % 16 == 0
+    assert all(pitch % 16 == 0 for pitch in config.pitches)
+    assert not (config.by_ticket and config.paced)
+    assert not config.paced or mapping.cluster > 1
     # The rows of a stage, each of which may begin and end within 16 bytes.
     spans = [-(-mapping.cta_columns * size // 16) * 16 + 16 if size else 0 for size in operands]
     assert config.pitches == spans
@@ -144,6 +156,8 @@ def test_config(
     assert teams <= -(-config.blocks // config.rings)
     if backward and config.rings > 1:  # where the sums of the warps are added up
         assert config.ring_bytes >= config.sum_bytes
+    if not backward:
+        assert config.shared_bytes == config.ring_bytes + config.parameter_bytes
     if backward and bias:
         assert config.shared_bytes == config.ring_bytes + config.sum_bytes
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "config/device_limits.h"
@@ -50,6 +51,12 @@ struct NormMapping {
 
 namespace norm_detail {
 
+// For measurements only.
+inline int64_t tried(const char* name, int64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text ? std::atoll(text) : otherwise;
+}
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Lanes (a power of two) and vectors a lane for a row within a warp: fewest idle. Of those the
@@ -62,7 +69,10 @@ inline int64_t fit_in_warp(NormPass pass, int64_t vectors, NormMapping& m) {
     for (const int each : NormMapping::kThreadVectors) {
       const int64_t idle = int64_t{lanes} * each - vectors;
       if (idle < 0 || (lanes < 8 && each > 1)) continue;
-      const bool fewer_lanes = pass == NormPass::kForward && idle == fewest && each <= 4;
+      // Else a row would take the kernel for 9, with half as many warps an SM.
+      if (each > 4 && idle > 0 && vectors <= 128) continue;
+      const bool fewer_lanes =
+          pass == NormPass::kForward && idle == fewest && each <= tried("NORM_WARP_VECTORS", 4);
       if (idle >= fewest && !fewer_lanes) continue;
       fewest = idle;
       m.lanes = lanes;
@@ -131,7 +141,7 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
   }
   // The backward keeps sums a column in registers, so a CTA takes half as much.
   const int64_t half = 8 * NormMapping::kCtaThreadVectors, most = 2 * half;
-  int64_t a_cta = forward ? most : half;
+  int64_t a_cta = forward ? norm_detail::tried("NORM_PACKETS", most) : half;
   if (packets > a_cta * NormMapping::kMaxCluster) a_cta = most;
   while (a_cta * m.cluster < packets) m.cluster *= 2;
   if (m.cluster > NormMapping::kMaxCluster) {
@@ -219,15 +229,17 @@ inline int stage_bytes(const NormConfig& c) {
 
 inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const DeviceLimits& device) {
   using norm_detail::ceil_div;
-  constexpr int64_t kStageBytes = 2048;   // of x, at least, where rows are short
+  const int64_t kStageBytes =
+      norm_detail::tried("NORM_STAGE_BYTES", 2048);  // of x, at least, where rows are short
   constexpr int64_t kTicketStage = 8192;  // of x: a counter takes about 400 draws a microsecond
   constexpr int64_t kStaticBytes = 4096;  // more than the kernels' barriers and sums take
-  constexpr int64_t bytes_per_sm = 200 * 1024;  // of dynamic shared memory, of 228 KB in all
+  const int64_t bytes_per_sm =
+      norm_detail::tried("NORM_KB", 200) * 1024;  // of dynamic shared memory, of 228 KB in all
   const bool forward = pass == NormPass::kForward;
   // From here on that SMs are not equally fast is worth a counter, which costs its clearing.
   constexpr int64_t kTicketBytes = int64_t{32} << 20;
   // Up to here starting CTAs is quicker than setting up rings.
-  constexpr int64_t kDirectBytes = int64_t{4} << 20;
+  const int64_t kDirectBytes = norm_detail::tried("NORM_DIRECT_MB", 4) << 20;
   NormConfig c{};
   c.pass = pass;
   c.groups = p.groups;
@@ -245,7 +257,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     return m.in_warp() || 2 * norm_detail::staged_row_bytes(c) + c.kept_bytes() + kStaticBytes <=
                               device.max_shared_bytes_per_cta;
   };
-  c.keeps_parameters = forward && m.idle_slots() == 0;
+  c.keeps_parameters = forward && !m.looped;
   if (!fits()) c.keeps_parameters = false;
   if (!fits()) m.looped = true;
   if (m.looped) {
@@ -290,7 +302,10 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   }
   c.stage_bytes = norm_detail::stage_bytes(c);
   // More would only take room: in flight is enough with fewer the shorter rows are.
-  const int most = m.in_warp() ? (forward ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
+  const int most = m.in_warp()
+                       ? (forward ? static_cast<int>(norm_detail::tried("NORM_WARP_STAGES", 3)) : 2)
+                       : (forward ? static_cast<int>(norm_detail::tried("NORM_STAGES", 4))
+                                  : NormConfig::kMaxStages);
   const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
   c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
   // Wide stages of several wide operands may fill an SM alone.
@@ -310,8 +325,8 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.partials = static_cast<int>(teams);
   const bool uneven =
       forward && !m.in_warp() && p.groups == 1 && p.rows * p.columns * p.staged[0] >= kTicketBytes;
-  c.by_ticket = uneven && m.cluster == 1;
-  c.paced = uneven && m.cluster > 1;
+  c.by_ticket = uneven && m.cluster == 1 && norm_detail::tried("NORM_TICKET", 1) != 0;
+  c.paced = uneven && !c.by_ticket && norm_detail::tried("NORM_PACE", 1) != 0;
   return c;
 }
 

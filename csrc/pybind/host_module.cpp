@@ -411,6 +411,13 @@ void bind_norm(py::module_& m) {
         return ikbo::norm_mapping(norm_pass(backward), columns, element_bytes);
       },
       py::arg("columns"), py::arg("element_bytes"), py::arg("backward"));
+  m.def(
+      "norm_max_threads",
+      [](bool backward, int vectors, bool in_warp, bool full) {
+        const int compiled = ikbo::norm_compiled_vectors(vectors, in_warp, full);
+        return ikbo::norm_max_threads(norm_pass(backward), compiled, in_warp);
+      },
+      py::arg("backward"), py::arg("vectors"), py::arg("in_warp"), py::arg("full"));
   py::class_<NormConfig>(m, "NormConfig")
       .def_readonly("mapping", &NormConfig::mapping)
       .def_readonly("groups", &NormConfig::groups)
@@ -425,6 +432,9 @@ void bind_norm(py::module_& m) {
       .def_readonly("grid", &NormConfig::grid)
       .def_readonly("partials", &NormConfig::partials)
       .def_readonly("by_ticket", &NormConfig::by_ticket)
+      .def_readonly("paced", &NormConfig::paced)
+      .def_readonly("keeps_parameters", &NormConfig::keeps_parameters)
+      .def_property_readonly("parameter_bytes", &NormConfig::parameter_bytes)
       .def_property_readonly("sum_bytes", &NormConfig::sum_bytes)
       .def_property_readonly("ring_bytes", &NormConfig::ring_bytes)
       .def_property_readonly("shared_bytes", &NormConfig::shared_bytes)

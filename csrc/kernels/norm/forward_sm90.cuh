@@ -50,16 +50,16 @@ inline constexpr int kForwardCtas = kVectors > 5 || !kInWarp ? 1 : 2;
 
 // A vector of a parameter for each of a thread's, in x's type, in shared memory. `which` of the
 // two.
-template <class T, int kVectors>
+template <class T>
 struct KeptVectors {
   static constexpr int kVector = 16 / sizeof(T);
   char* place;
 
-  __device__ KeptVectors(char* base, int which)
-      : place(base + (threadIdx.x / 32 * 2 + which) * kVectors * 512 + threadIdx.x % 32 * 16) {}
+  __device__ KeptVectors(char* base, int which, int vectors)
+      : place(base + (threadIdx.x / 32 * 2 + which) * vectors * 512 + threadIdx.x % 32 * 16) {}
   // Complete after hopper::wait_for_copies().
-  __device__ void copy(int v, const char* from) const {
-    hopper::copy_async_16(place + v * 512, from);
+  __device__ void copy(int v, const char* from, int elements) const {
+    hopper::copy_async_up_to_16(place + v * 512, from, elements * static_cast<int>(sizeof(T)));
   }
   __device__ void fill(int v, float value) const {
     float values[kVector];
@@ -141,31 +141,32 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
     __syncthreads();
   }
 
-  // Kept are weight and bias of x's own type.
-  const auto can_keep = [](const NormMatrix& m) {
-    return m.data == nullptr || (m.type == ElementType::kFloat32) == (sizeof(T) == 4);
+  // Kept are weight and bias of x's own type; of groups only where all of them are aligned.
+  const auto can_keep = [&](const NormMatrix& m) {
+    return m.data == nullptr || ((m.type == ElementType::kFloat32) == (sizeof(T) == 4) &&
+                                 (config.groups == 1 || m.group_bytes % 16 == 0));
   };
-  const bool keeps = kFull && config.keeps_parameters && can_keep(p.weight) && can_keep(p.bias);
-  const KeptVectors<T, kVectors> kept_weight{shared_bytes + config.ring_bytes(), 0};
-  const KeptVectors<T, kVectors> kept_bias{shared_bytes + config.ring_bytes(), 1};
-  if constexpr (kFull) {
-    if (keeps) {
-      // Adding -0 changes nothing, not even the sign of a zero.
-      const auto keep = [&](const KeptVectors<T, kVectors>& kept, const NormMatrix& m,
-                            float absent) {
-        const char* const from = m.data ? Target(m, place).data : nullptr;
+  const bool keeps = config.keeps_parameters && can_keep(p.weight) && can_keep(p.bias);
+  const int kept_vectors = kFull ? kVectors : m.thread_vectors;
+  const KeptVectors<T> kept_weight{shared_bytes + config.ring_bytes(), 0, kept_vectors};
+  const KeptVectors<T> kept_bias{shared_bytes + config.ring_bytes(), 1, kept_vectors};
+  if (keeps) {
+    // Adding -0 changes nothing, not even the sign of a zero.
+    const auto keep = [&](const KeptVectors<T>& kept, const NormMatrix& m, float absent) {
+      const char* const from = m.data ? Target(m, place).data : nullptr;
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          if (from) {
-            kept.copy(v, from + at.first(v) * sizeof(T));
-          } else {
-            kept.fill(v, absent);
-          }
+      for (int v = 0; v < kVectors; ++v) {
+        if (!at.has(v)) continue;
+        if (from) {
+          const int left = kFull ? kVector : min(max(at.count - at.first(v), 0), kVector);
+          kept.copy(v, from + at.first(v) * sizeof(T), left);
+        } else {
+          kept.fill(v, absent);
         }
-      };
-      keep(kept_weight, p.weight, 1.0f);
-      keep(kept_bias, p.bias, -0.0f);
-    }
+      }
+    };
+    keep(kept_weight, p.weight, 1.0f);
+    keep(kept_bias, p.bias, -0.0f);
   }
   const auto add_offset = [&](float (&w)[kVector]) {
     if (p.weight_offset != 0.0f) {
@@ -300,17 +301,16 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
       }
       const At now = at.recomputed();
       if (keeps) {
-        if constexpr (kFull) {
-          hopper::wait_for_copies();
+        hopper::wait_for_copies();
 #pragma unroll
-          for (int v = 0; v < kVectors; ++v) {
-            float w[kVector], b[kVector];
-            kept_weight.get(v, w);
-            kept_bias.get(v, b);
-            add_offset(w);
+        for (int v = 0; v < kVectors; ++v) {
+          if (!now.has(v)) continue;
+          float w[kVector], b[kVector];
+          kept_weight.get(v, w);
+          kept_bias.get(v, b);
+          add_offset(w);
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) values[v][e] = fmaf(values[v][e], w[e], b[e]);
-          }
+          for (int e = 0; e < kVector; ++e) values[v][e] = fmaf(values[v][e], w[e], b[e]);
         }
       } else if (p.weight.data || p.bias.data) {
 #pragma unroll
