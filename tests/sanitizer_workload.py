@@ -82,7 +82,8 @@ def candidate_attention(
 
 # Reach every norm kernel compiled for a type of two bytes, and halved those for fp32: all numbers
 # of vectors, within a warp and over several, rows that fit and rows that don't.
-NORM_COLUMNS = [5, 64, 128, 130, 257, 384, 512, 576, 640, 1024, 1153, 1280, 2049, 2304, 2560, 8192]
+NORM_COLUMNS = [5, 64, 128, 130, 257, 384, 512, 576, 640, 1024, 1030, 1153, 1280, 2049, 2304, 2560,
+                8192]  # fmt: skip
 
 
 def norm(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> None:

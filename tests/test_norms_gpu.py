@@ -177,7 +177,7 @@ def test_residual(
 @pytest.mark.gpu
 @every_norm
 @every_dtype
-@pytest.mark.parametrize("columns", [8, 100, 257, 384, 1000, 4095, 4096, 20001])
+@pytest.mark.parametrize("columns", [8, 100, 257, 384, 640, 1000, 1152, 4095, 4096, 20001])
 def test_layouts(name: str, dtype: torch.dtype, columns: int) -> None:
     """Misaligned bases, rows apart, results of the same bits."""
     rows = 37

@@ -162,13 +162,13 @@ struct Ring {
   __device__ void load_first() {
 #pragma unroll 1
     for (int s = 0; s < config.stages; ++s) load(s, block + s * config.owners);
-    if (by_ticket()) count = hopper::count_relaxed_gpu(counter);
+    if (by_ticket()) count = draw();
   }
   __device__ void load_again(int stage, uint32_t done) {
     const uint32_t next = config.stages * config.owners + (by_ticket() ? count : done);
     if (paced()) keep_pace(done / config.owners, next);
     load(stage, next);
-    if (by_ticket()) count = hopper::count_relaxed_gpu(counter);
+    if (by_ticket()) count = draw();
   }
 
   // Whether there is a block at hand; waits for it.
@@ -189,10 +189,14 @@ struct Ring {
   }
 
  private:
+  __device__ uint32_t draw() const {
+    return hopper::count_relaxed_gpu(counter, config.blocks | 1u << 31);
+  }
+
   // After `before` blocks and another, before `next`.
   __device__ void keep_pace(uint32_t before, uint32_t next) {
     constexpr int kTries = 16;  // a trip to L2 each
-    hopper::count_relaxed_gpu(counter);
+    hopper::add_relaxed_gpu(counter, 1);
     const uint32_t enough = next < config.blocks ? before * config.owners : 0;
     for (int i = 0; count < enough && i < kTries; ++i) count = hopper::load_relaxed_gpu(counter);
     count = hopper::load_relaxed_gpu(counter);
