@@ -110,7 +110,7 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
     const int64_t cta_idle =
         norm_detail::fit_in_cta(pass, packets, cta) * 32 + packets * 32 - vectors;
     if (vectors <= 32 * NormMapping::kCtaThreadVectors || idle < cta_idle) {
-      m.warps = forward || m.thread_vectors == 9 ? 8 : 12;
+      m.warps = forward || m.thread_vectors > 4 ? 8 : 12;
       return m;
     }
   }
@@ -136,6 +136,7 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
 struct NormConfig {
   static constexpr int kMaxStages = 6;
   static constexpr int kMaxStaged = 3;
+  static constexpr int kPairVectors = 2;  // up to which the backward's CTA takes two rows at once
 
   NormPass pass;
   NormMapping mapping;
@@ -158,7 +159,11 @@ struct NormConfig {
   constexpr int sum_bytes() const {
     return mapping.warps * 32 * mapping.thread_vectors * mapping.vector * 4;
   }
-  constexpr int bias_sum_bytes() const { return bias_sums ? sum_bytes() : 0; }
+  // Registers hold those of a CTA's short rows.
+  constexpr int bias_sum_bytes() const {
+    const bool held = !mapping.in_warp() && mapping.thread_vectors <= kPairVectors;
+    return bias_sums && !held ? sum_bytes() : 0;
+  }
   // In the end the rings serve to add up the sums of warps.
   constexpr int ring_bytes() const {
     const int bytes = stage_bytes * stages * rings;
@@ -259,7 +264,9 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   if (!m.in_warp()) {
     // The backward's two rows share the exchange of their sums where there is room.
     c.rows_per_stage =
-        forward ? static_cast<int>(std::clamp<int64_t>(kTicketStage / row_bytes, 1, 4)) : 2;
+        forward ? static_cast<int>(std::clamp<int64_t>(kTicketStage / row_bytes, 1, 4))
+        : m.thread_vectors <= NormConfig::kPairVectors ? 2
+                                                       : 1;
     if (2 * int64_t{norm_detail::stage_bytes(c)} > room) c.rows_per_stage = 1;
     if (!forward) c.at_once = c.rows_per_stage;
   }
