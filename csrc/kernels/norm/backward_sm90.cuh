@@ -5,15 +5,15 @@
 // (Products and sums as in the forward: explicitly fused or not.)
 //
 // kFull: rows of whole vectors, all of x's type. Their x and grad_y wait for the row's sums in
-// registers, packed, so that a CTA's stage is filled again right after the row's barrier; the others
-// are read from their stage twice. Registers hold the sums over rows of grad_weight, and those of
-// grad_bias unless that would cost a second CTA its registers: then they are in shared memory, a
-// place for each column slot of each thread. The sums of a CTA or cluster are one row of partials,
-// which a second kernel adds up.
+// registers, packed, so that a CTA's stage is filled again right after the row's barrier; the
+// others are read from their stage twice. Registers hold the sums over rows of grad_weight, and
+// those of grad_bias unless that would cost a second CTA its registers: then they are in shared
+// memory, a place for each column slot of each thread. The sums of a CTA or cluster are one row of
+// partials, which a second kernel adds up.
 #pragma once
 
 #include "hopper/dependent_launch.cuh"
-#include "hopper/memory_order.cuh"
+#include "kernels/norm/compiled.h"
 #include "kernels/norm/staged.cuh"
 
 namespace ikbo::norm {
@@ -104,12 +104,13 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     norm_backward_sm90(const __grid_constant__ NormBackward p,
                        const __grid_constant__ NormConfig config) {
   constexpr int kVector = 16 / sizeof(T);
-  // Registers hold the weight of short rows, of longer full ones packed, where it is in T without an
-  // offset.
-  constexpr bool kHoldsWeight = kVectors * kVector <= (kInWarp ? 32 : 16);
+  // Registers hold the weight of short rows; of longer full ones packed, so it is in T.
+  constexpr bool kHoldsWeight = holds_weight(kVectors, kVector, kInWarp);
   constexpr bool kHoldsPacked = kFull && !kHoldsWeight;
   constexpr bool kHoldsBiasSums = kInWarp ? kFull && kVectors <= 4 : kVectors <= 2;
+  constexpr bool kHoldsRow = kFull && (!kInWarp || kVectors <= 2);
   constexpr int kWords = kWordsOf<T, kVector>;
+  constexpr int kTurnRows = kInWarp || kVectors > NormConfig::kPairVectors ? 1 : 2;
   extern __shared__ __align__(128) char shared_bytes[];
   __shared__ Exchange shared;
   constexpr int kRings = kInWarp ? kBackwardRings : 1;
@@ -129,8 +130,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       static_cast<uint32_t>(p.rows),
       operands[ring_index],
       p.grad_residual_out.data ? 3 : 2,
-      Staged::touches(p.x, at.count, config) && Staged::touches(p.grad_y, at.count, config) &&
-          (!p.grad_residual_out.data || Staged::touches(p.grad_residual_out, at.count, config)),
+      (!kInWarp && kTurnRows == 1) ||
+          (Staged::touches(p.x, at.count, config) && Staged::touches(p.grad_y, at.count, config) &&
+           (!p.grad_residual_out.data || Staged::touches(p.grad_residual_out, at.count, config))),
       shared_bytes + ring_index * config.stages * config.stage_bytes,
       full[ring_index],
       nullptr,
@@ -160,7 +162,6 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
 
   const Target weight(p.weight, place), grad_x(p.grad_x, place);
   const Target grad_residual(p.grad_residual, place);
-  const bool packed = p.weight.data && p.weight_offset == 0.0f && size_of(p.weight.type) == sizeof(T);
   const auto load_weight = [&](const At& at, int v, float (&w)[kVector]) {
     if (p.weight.data) {
       with_type<T>(p.weight.type, [&](auto zero) {
@@ -186,7 +187,13 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     if (!at.has(v)) continue;
     if constexpr (kHoldsWeight) load_weight(at, v, held_weight[v]);
     if constexpr (kHoldsPacked) {
-      if (packed) packed_weight[v] = load_words<kWords>(weight.data + at.first(v) * sizeof(T));
+      float ones[kVector];
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) ones[e] = 1.0f;
+      packed_weight[v] = pack_words<T>(ones);
+      if (p.weight.data) {
+        packed_weight[v] = load_words<kWords>(weight.data + at.first(v) * sizeof(T));
+      }
     }
     if (!kHoldsBiasSums && config.bias_sums) {
       const float zeros[kVector] = {};
@@ -200,7 +207,6 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   uint32_t turn = 0;
 
   // The statistics of a turn's rows are loaded one turn ahead.
-  constexpr int kTurnRows = kInWarp || kVectors > NormConfig::kPairVectors ? 1 : 2;
   constexpr int kRowUnroll = kFull ? kTurnRows : 1;
   float next_mean[kTurnRows] = {}, next_rstd[kTurnRows] = {};
   const auto load_statistics = [&](uint32_t row) {
@@ -218,13 +224,10 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   // it is still read then.
   const bool refills_late = !kFull || p.grad_residual_out.data;
   const auto refill = [&] {
-    if (threadIdx.x != blockDim.x - 32) return;
-    if (!refills_late) {
-      ring.load_again(ring.slot, ring.block);
-    } else if (turn > 1) {
-      const int before = ring.slot == 0 ? config.stages - 1 : ring.slot - 1;
-      ring.load_again(before, ring.block - config.owners);
-    }
+    if (threadIdx.x != blockDim.x - 32 || (refills_late && turn == 1)) return;
+    const int before = ring.slot == 0 ? config.stages - 1 : ring.slot - 1;
+    ring.load_again(refills_late ? before : ring.slot,
+                    refills_late ? ring.block - config.owners : ring.block);
   };
 
   while (ring.wait()) {
@@ -247,9 +250,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
         return operands[ring_index][o].template in_stage<kFull>(ring.stage(), first_row,
                                                                 in_stage + r);
       };
-      Words<kWords> x_words[kTurnRows][kFull ? kVectors : 1];
-      Words<kWords> grad_words[kTurnRows][kFull ? kVectors : 1];
-      if constexpr (kFull) {
+      Words<kWords> x_words[kTurnRows][kHoldsRow ? kVectors : 1];
+      Words<kWords> grad_words[kTurnRows][kHoldsRow ? kVectors : 1];
+      if constexpr (kHoldsRow) {
 #pragma unroll
         for (int r = 0; r < kTurnRows; ++r) {
           const bool there = kInWarp ? has_row : r < turn_rows;
@@ -269,82 +272,79 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       }
       const auto load = [&](const At& now, int r, int v, float (&x)[kVector],
                             float (&grad)[kVector]) {
-        if constexpr (kFull) {
+        if constexpr (kHoldsRow) {
           unpack_words<T>(x_words[r][v], x);
           unpack_words<T>(grad_words[r][v], grad);
         } else {
           now.template load<T>(in_stage_of(0, r), v, x);
-          with_type<T>(p.grad_y.type, [&](auto zero) {
+          const auto load_grad = [&](auto zero) {
             now.template load<decltype(zero)>(in_stage_of(1, r), v, grad);
-          });
+          };
+          if constexpr (kFull) {
+            load_grad(T{});
+          } else {
+            with_type<T>(p.grad_y.type, load_grad);
+          }
         }
       };
       // grad_y becomes g.
-      const auto weigh = [&](bool holds, const At& now, int v, float (&grad)[kVector]) {
+      const auto weigh = [&](const At& now, int v, float (&grad)[kVector]) {
+        float w[kVector];
         if constexpr (kHoldsWeight) {
 #pragma unroll
-          for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], held_weight[v][e]);
-        } else if (holds || p.weight.data) {
-          float w[kVector];
-          if (kHoldsPacked && holds) {
-            unpack_words<T>(packed_weight[kHoldsPacked ? v : 0], w);
-          } else {
-            load_weight(now, v, w);
-          }
+          for (int e = 0; e < kVector; ++e) w[e] = held_weight[v][e];
+        } else if constexpr (kHoldsPacked) {
+          unpack_words<T>(packed_weight[v], w);
+        } else {
+          load_weight(now, v, w);
+        }
 #pragma unroll
-          for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], w[e]);
-        }
-      };
-      // body(whether registers hold the weight, packed)
-      const auto with_weight = [&](const auto& body) {
-        if constexpr (kHoldsPacked) {
-          if (packed) return body(std::true_type{});
-        }
-        body(std::false_type{});
+        for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], w[e]);
       };
 
       float along[kTurnRows] = {}, sum[kTurnRows] = {};
-      with_weight([&](auto holds) {
 #pragma unroll kRowUnroll
-        for (int r = 0; r < kTurnRows; ++r) {
-          if (!kFull && (!has_row || r >= turn_rows)) continue;
-          const At now = kFull ? at : at.recomputed();
-          const float shift = -mean[r] * rstd[r];
+      for (int r = 0; r < kTurnRows; ++r) {
+        if (!kHoldsRow && (!has_row || r >= turn_rows)) continue;
+        const At now = kHoldsRow ? at : at.recomputed();
+        const float shift = -mean[r] * rstd[r];
 #pragma unroll
-          for (int v = 0; v < kVectors; ++v) {
-            if (!now.has(v)) continue;
-            float xhat[kVector], grad[kVector];
-            load(now, r, v, xhat, grad);
-            if constexpr (kHoldsBiasSums) {
+        for (int v = 0; v < kVectors; ++v) {
+          if (!now.has(v)) continue;
+          float xhat[kVector], grad[kVector];
+          load(now, r, v, xhat, grad);
+          if constexpr (kHoldsBiasSums) {
 #pragma unroll
-              for (int e = 0; e < kVector; ++e) held_bias_sums[v][e] += grad[e];
-            } else if (config.bias_sums) {
-              bias_sums.add(v, grad);
-            }
+            for (int e = 0; e < kVector; ++e) held_bias_sums[v][e] += grad[e];
+          } else if (config.bias_sums) {
+            bias_sums.add(v, grad);
+          }
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) {
-              xhat[e] = fmaf(xhat[e], rstd[r], shift);
-              weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
-            }
-            weigh(holds, now, v, grad);
+          for (int e = 0; e < kVector; ++e) {
+            xhat[e] = fmaf(xhat[e], rstd[r], shift);
+            weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
+          }
+          weigh(now, v, grad);
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) {
-              along[r] = fmaf(grad[e], xhat[e], along[r]);
-              sum[r] += grad[e];
-            }
+          for (int e = 0; e < kVector; ++e) {
+            along[r] = fmaf(grad[e], xhat[e], along[r]);
+            sum[r] += grad[e];
           }
         }
-      });
+      }
       float4 sums{along[0], sum[0], 0.0f, 0.0f};  // as in PairSums
       if constexpr (kTurnRows > 1) sums.z = along[1], sums.w = sum[1];
       const bool pair = !kInWarp && turn_rows > 1;
       sums = PairSums<32>{layer, pair}(sums, lanes);
       if constexpr (!kInWarp) {
-        sums = exchange(shared, turn, place.cluster, sums, PairSums<kMaxWarps>{layer, pair}, refill);
+        sums =
+            exchange(shared, turn, place.cluster, sums, PairSums<kMaxWarps>{layer, pair}, refill);
       }
 
       // Else the compiler would keep what it has unpacked, in registers that there aren't.
-      if constexpr (kFull && kVectors > 1) {
+      if constexpr (!kHoldsRow) {
+        asm volatile("" ::: "memory");
+      } else if constexpr (kVectors > 1) {
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
@@ -352,56 +352,54 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
           if constexpr (kHoldsPacked) hide(packed_weight[v]);
         }
       }
-      with_weight([&](auto holds) {
 #pragma unroll kRowUnroll
-        for (int r = 0; r < kTurnRows; ++r) {
-          if (kInWarp ? kFull && !has_row : r >= turn_rows) continue;
-          const At now = at.recomputed();
-          const uint32_t number = first_row + in_stage + r;
-          // grad_x = g * rstd + x * slope + offset
-          const float shift = -mean[r] * rstd[r];
-          const float row_along = (r == 0 ? sums.x : sums.z) * per_column;
-          const float row_sum = layer ? (r == 0 ? sums.y : sums.w) * per_column : 0.0f;
-          const float slope = -row_along * rstd[r] * rstd[r];
-          const float offset = -fmaf(row_along, shift, row_sum) * rstd[r];
-          [[maybe_unused]] StoreState x_state{}, residual_state{};
+      for (int r = 0; r < kTurnRows; ++r) {
+        if (kInWarp ? kFull && !has_row : r >= turn_rows) continue;
+        const At now = at.recomputed();
+        const uint32_t number = first_row + in_stage + r;
+        // grad_x = g * rstd + x * slope + offset
+        const float shift = -mean[r] * rstd[r];
+        const float row_along = (r == 0 ? sums.x : sums.z) * per_column;
+        const float row_sum = layer ? (r == 0 ? sums.y : sums.w) * per_column : 0.0f;
+        const float slope = -row_along * rstd[r] * rstd[r];
+        const float offset = -fmaf(row_along, shift, row_sum) * rstd[r];
+        [[maybe_unused]] StoreState x_state{}, residual_state{};
 #pragma unroll
-          for (int v = 0; v < kVectors; ++v) {
-            if (!now.has(v)) continue;
-            float x[kVector], grad[kVector];
-            load(now, r, v, x, grad);
-            weigh(holds, now, v, grad);
+        for (int v = 0; v < kVectors; ++v) {
+          if (!now.has(v)) continue;
+          float x[kVector], grad[kVector];
+          load(now, r, v, x, grad);
+          weigh(now, v, grad);
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) {
-              grad[e] = fmaf(x[e], slope, fmaf(grad[e], rstd[r], offset));
-            }
-            if (p.grad_residual_out.data) {
-              const auto add = [&](auto zero) {
-                float added[kVector];
-                now.template load<decltype(zero)>(in_stage_of(2, r), v, added);
+          for (int e = 0; e < kVector; ++e) {
+            grad[e] = fmaf(x[e], slope, fmaf(grad[e], rstd[r], offset));
+          }
+          if (p.grad_residual_out.data) {
+            const auto add = [&](auto zero) {
+              float added[kVector];
+              now.template load<decltype(zero)>(in_stage_of(2, r), v, added);
 #pragma unroll
-                for (int e = 0; e < kVector; ++e) grad[e] += added[e];
-              };
-              if constexpr (kFull) {
-                add(T{});
-              } else {
-                with_type<T>(p.grad_residual_out.type, add);
-              }
-            }
+              for (int e = 0; e < kVector; ++e) grad[e] += added[e];
+            };
             if constexpr (kFull) {
-              if (p.grad_x.data) now.template store<T>(grad_x.row(number), v, grad, true, x_state);
+              add(T{});
             } else {
-              const auto store = [&](ElementType type, const Target& to, StoreState& state) {
-                with_type<T>(type, [&](auto zero) {
-                  now.template store<decltype(zero)>(to.row(number), v, grad, has_row, state);
-                });
-              };
-              if (p.grad_x.data) store(p.grad_x.type, grad_x, x_state);
-              if (p.grad_residual.data) store(p.grad_residual.type, grad_residual, residual_state);
+              with_type<T>(p.grad_residual_out.type, add);
             }
           }
+          if constexpr (kFull) {
+            if (p.grad_x.data) now.template store<T>(grad_x.row(number), v, grad, true, x_state);
+          } else {
+            const auto store = [&](ElementType type, const Target& to, StoreState& state) {
+              with_type<T>(type, [&](auto zero) {
+                now.template store<decltype(zero)>(to.row(number), v, grad, has_row, state);
+              });
+            };
+            if (p.grad_x.data) store(p.grad_x.type, grad_x, x_state);
+            if (p.grad_residual.data) store(p.grad_residual.type, grad_residual, residual_state);
+          }
         }
-      });
+      }
     }
     if constexpr (kInWarp) {
       __syncwarp();
@@ -415,25 +413,27 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     const int64_t partial =
         (int64_t{place.team} * config.groups + place.group) * m.columns + place.first_column;
     if constexpr (kInWarp) {
-      __syncthreads();  // all stages are read
+      const At now = at.recomputed();
       const Slots<kVector> slots{reinterpret_cast<float4*>(shared_bytes), at.vectors};
+      const auto put = [&](const Slots<kVector>& slots, const float (&sums)[kVectors][kVector]) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        if (!at.has(v)) continue;
-        slots.put(v, weight_sums[v]);
-        if constexpr (kHoldsBiasSums) {
-          if (config.bias_sums) bias_sums.put(v, held_bias_sums[v]);
+        for (int v = 0; v < kVectors; ++v) {
+          if (now.has(v)) slots.put(v, sums[v]);
         }
+      };
+      const auto add_up = [&](const Slots<kVector>& slots, float* partials) {
+        for (int column = threadIdx.x; column < now.count; column += blockDim.x) {
+          partials[partial + column] = slots.sum_of_column(column, m.lanes);
+        }
+      };
+      if constexpr (kHoldsBiasSums) {
+        if (config.bias_sums) put(bias_sums, held_bias_sums);
       }
+      __syncthreads();  // all stages are read
+      put(slots, weight_sums);
       __syncthreads();
-      for (int column = threadIdx.x; column < at.count; column += blockDim.x) {
-        if (p.weight_partials) {
-          p.weight_partials[partial + column] = slots.sum_of_column(column, m.lanes);
-        }
-        if (config.bias_sums) {
-          p.bias_partials[partial + column] = bias_sums.sum_of_column(column, m.lanes);
-        }
-      }
+      if (p.weight_partials) add_up(slots, p.weight_partials);
+      if (config.bias_sums) add_up(bias_sums, p.bias_partials);
     } else {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
@@ -447,8 +447,11 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
         }
         if constexpr (kFull) {
           const auto put = [&](float* partials, const float (&values)[kVector]) {
-            store_words(reinterpret_cast<char*>(partials + partial + at.first(v)),
-                        pack_words<float>(values));
+#pragma unroll
+            for (int e = 0; e < kVector; e += 4) {
+              *reinterpret_cast<float4*>(partials + partial + at.first(v) + e) =
+                  float4{values[e], values[e + 1], values[e + 2], values[e + 3]};
+            }
           };
           if (p.weight_partials) put(p.weight_partials, weight_sums[v]);
           if (config.bias_sums) put(p.bias_partials, bias);
