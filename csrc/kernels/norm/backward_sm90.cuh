@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   // Registers hold the weight of short rows; of longer full ones packed, so it is in T.
   constexpr bool kHoldsWeight = holds_weight(kVectors, kVector, kInWarp);
   constexpr bool kHoldsPacked = kFull && !kHoldsWeight;
-  constexpr bool kHoldsBiasSums = kInWarp ? kFull && kVectors <= 4 : kVectors <= 2;
-  constexpr bool kHoldsRow = kFull && (!kInWarp || kVectors <= 2);
+  constexpr bool kHoldsBiasSums = kInWarp ? kFull && kVectors <= 3 : kVectors <= 2;
+  constexpr bool kHoldsRow = kFull && (kInWarp ? kVectors <= 2 : kVectors != 2);
   constexpr int kWords = kWordsOf<T, kVector>;
   constexpr int kTurnRows = kInWarp || kVectors > NormConfig::kPairVectors ? 1 : 2;
   extern __shared__ __align__(128) char shared_bytes[];
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
 
   // A CTA's stage is filled again after the row's barrier, or after that of the row behind it where
   // it is still read then.
-  const bool refills_late = !kFull || p.grad_residual_out.data;
+  const bool refills_late = !kHoldsRow || p.grad_residual_out.data;
   const auto refill = [&] {
     if (threadIdx.x != blockDim.x - 32 || (refills_late && turn == 1)) return;
     const int before = ring.slot == 0 ? config.stages - 1 : ring.slot - 1;
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       // Else the compiler would keep what it has unpacked, in registers that there aren't.
       if constexpr (!kHoldsRow) {
         asm volatile("" ::: "memory");
-      } else if constexpr (kVectors > 1) {
+      } else if constexpr (kVectors > 3) {
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
