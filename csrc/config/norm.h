@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "config/device_limits.h"
@@ -32,7 +33,7 @@ struct NormMapping {
   int thread_vectors;   // vectors a thread has of a row
   int64_t cta_columns;  // columns a CTA has of a row; the last of a cluster may have fewer
 
-  bool in_warp() const { return !looped && lanes <= 32; }
+  constexpr bool in_warp() const { return !looped && lanes <= 32; }
   int rows_per_warp() const { return lanes < 32 ? 32 / lanes : 1; }
 
   // Threads' slots that hold no column, of all CTAs of a row.
@@ -49,6 +50,14 @@ struct NormMapping {
 };
 
 namespace norm_detail {
+
+// To be measured.
+inline int from_environment(const char* name, int otherwise) {
+  const char* value = std::getenv(name);
+  return value ? std::atoi(value) : otherwise;
+}
+inline int lead() { return from_environment("IKBO_NORM_LEAD", 1); }
+inline int64_t alone_packets() { return from_environment("IKBO_NORM_ALONE", 48); }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -116,7 +125,9 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
   }
   // The backward keeps sums a column in registers, so a CTA takes half as much.
   const int64_t half = 8 * NormMapping::kCtaThreadVectors, most = 2 * half;
-  int64_t a_cta = forward ? most : half;
+  // Up to half of that again still fills an SM alone.
+  int64_t a_cta =
+      forward || (packets > half && packets <= norm_detail::alone_packets()) ? most : half;
   if (packets > a_cta * NormMapping::kMaxCluster) a_cta = most;
   while (a_cta * m.cluster < packets) m.cluster *= 2;
   if (m.cluster > NormMapping::kMaxCluster) {
@@ -154,6 +165,7 @@ struct NormConfig {
   int partials;    // of each group: the backward's sums over rows, one a CTA or cluster
   bool bias_sums;  // whether sums of grad_bias are kept, in shared memory
   bool by_ticket;  // blocks from a counter: whichever CTA is free
+  int lead;        // backward: turns that a CTA may be ahead of the average; 0: any
 
   // A float for every column slot of every thread.
   constexpr int sum_bytes() const {
@@ -209,6 +221,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   const int64_t bytes_per_sm = (forward ? 144 : 200) * 1024;
   // From here on that SMs are not equally fast is worth a counter, which costs its clearing.
   constexpr int64_t kTicketBytes = int64_t{32} << 20;
+  constexpr int64_t kPacedBytes = int64_t{256} << 20;
   // Up to here starting CTAs is quicker than setting up rings.
   constexpr int64_t kDirectBytes = int64_t{4} << 20;
   NormConfig c{};
@@ -263,10 +276,10 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
       c.bias_sum_bytes();
   if (!m.in_warp()) {
     // The backward's two rows share the exchange of their sums where there is room.
-    c.rows_per_stage =
-        forward ? static_cast<int>(std::clamp<int64_t>(kTicketStage / row_bytes, 1, 4))
-        : m.thread_vectors <= NormConfig::kPairVectors ? 2
-                                                       : 1;
+    c.rows_per_stage = forward
+                           ? static_cast<int>(std::clamp<int64_t>(kTicketStage / row_bytes, 1, 4))
+                       : m.thread_vectors <= NormConfig::kPairVectors ? 2
+                                                                      : 1;
     if (2 * int64_t{norm_detail::stage_bytes(c)} > room) c.rows_per_stage = 1;
     if (!forward) c.at_once = c.rows_per_stage;
   }
@@ -292,6 +305,10 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.partials = static_cast<int>(teams);
   c.by_ticket = forward && !m.in_warp() && m.cluster == 1 && p.groups == 1 &&
                 p.rows * p.columns * p.staged[0] >= kTicketBytes;
+  // SMs are not equally fast, but which rows are added up where doesn't change: bits of the sums.
+  const bool paced = !forward && !m.in_warp() && m.thread_vectors > NormConfig::kPairVectors &&
+                     p.groups == 1 && p.rows * p.columns * p.staged[0] >= kPacedBytes;
+  if (paced) c.lead = norm_detail::lead();
   return c;
 }
 
