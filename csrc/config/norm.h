@@ -56,7 +56,7 @@ inline int from_environment(const char* name, int otherwise) {
   const char* value = std::getenv(name);
   return value ? std::atoi(value) : otherwise;
 }
-inline int lead() { return from_environment("IKBO_NORM_LEAD", 1); }
+inline int lead() { return from_environment("IKBO_NORM_LEAD", 2); }
 inline int64_t alone_packets() { return from_environment("IKBO_NORM_ALONE", 48); }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -85,7 +85,8 @@ inline int64_t fit_in_warp(NormPass pass, int64_t vectors, NormMapping& m) {
 // the forward takes the most vectors, so that an SM works on more rows; the backward, which leaves
 // a partial sum a CTA, the fewest. Returns the idle packets.
 inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
-  const int most = packets <= 8 * NormMapping::kCtaThreadVectors ? 8 : 16;
+  const int few = pass == NormPass::kForward ? 8 : from_environment("IKBO_NORM_WARPS", 8);
+  const int most = packets <= 8 * NormMapping::kCtaThreadVectors ? few : 16;
   int64_t fewest = INT64_MAX;
   for (int each = 1; each <= NormMapping::kCtaThreadVectors; ++each) {
     const int64_t warps = ceil_div(packets, each), idle = warps * each - packets;
@@ -285,7 +286,9 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   }
   c.stage_bytes = norm_detail::stage_bytes(c);
   // More would only take room: in flight is enough with fewer the shorter rows are.
-  const int most = m.in_warp() ? (forward ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
+  const int most = m.in_warp()
+                       ? (forward ? 3 : norm_detail::from_environment("IKBO_NORM_STAGES", 2))
+                       : (forward ? 4 : NormConfig::kMaxStages);
   const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
   c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
   // Wide stages of several wide operands may fill an SM alone.

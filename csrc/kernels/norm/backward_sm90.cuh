@@ -221,6 +221,16 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   };
   load_statistics(ring.first_row() + mine);
 
+  // Where an operand's rows lie in a stage: as in Staged, but in registers.
+  [[maybe_unused]] int offsets[3], steps[3];
+#pragma unroll
+  for (int o = 0; o < 3; ++o) {
+    const NormMatrix& operand = o == 0 ? p.x : o == 1 ? p.grad_y : p.grad_residual_out;
+    offsets[o] = o == 0 ? 0 : offsets[o - 1] + config.pitches[o - 1] * config.rows_per_stage;
+    steps[o] = Staged::touches(operand, at.count, config) ? at.count * static_cast<int>(sizeof(T))
+                                                          : config.pitches[o];
+  }
+
   // A CTA's stage is filled again after the row's barrier, or after that of the row behind it where
   // it is still read then.
   const bool refills_late = !kHoldsRow || p.grad_residual_out.data;
@@ -230,7 +240,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   constexpr uint32_t kNoWait = ~0u;
   uint32_t turns_seen = 0;
   const auto keep_pace = [&] {
-    if (place.rank == 0) hopper::add_relaxed_gpu(p.turns, 1);
+    if (place.rank == 0) atomicAdd(p.turns, 1u);
     if (turns_seen == kNoWait) return;
     const uint32_t lead = config.lead;
     const uint32_t least = turn > lead ? (turn - lead) * config.owners : 0;
@@ -263,9 +273,14 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
                           : first_row + config.owners * config.rows_per_stage + mine);
 
       // Row r of the turn, of operand o.
-      const auto in_stage_of = [&](int o, int r) {
-        return operands[ring_index][o].template in_stage<kFull>(ring.stage(), first_row,
-                                                                in_stage + r);
+      const auto in_stage_of = [&](int o, int r) -> const char* {
+        if constexpr (kFull) {
+          return ring.stage() + offsets[o] +
+                 (!kInWarp && kTurnRows == 1 ? 0 : (in_stage + r) * steps[o]);
+        } else {
+          return operands[ring_index][o].template in_stage<kFull>(ring.stage(), first_row,
+                                                                  in_stage + r);
+        }
       };
       Words<kWords> x_words[kTurnRows][kHoldsRow ? kVectors : 1];
       Words<kWords> grad_words[kTurnRows][kHoldsRow ? kVectors : 1];
@@ -472,13 +487,13 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
           };
           if (p.weight_partials) put(p.weight_partials, weight_sums[v]);
           if (config.bias_sums) put(p.bias_partials, bias);
-          continue;
-        }
+        } else {
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          if (at.may_lack(v) && at.first(v) + e >= at.count) continue;
-          if (p.weight_partials) p.weight_partials[partial + at.first(v) + e] = weight_sums[v][e];
-          if (config.bias_sums) p.bias_partials[partial + at.first(v) + e] = bias[e];
+          for (int e = 0; e < kVector; ++e) {
+            if (at.may_lack(v) && at.first(v) + e >= at.count) continue;
+            if (p.weight_partials) p.weight_partials[partial + at.first(v) + e] = weight_sums[v][e];
+            if (config.bias_sums) p.bias_partials[partial + at.first(v) + e] = bias[e];
+          }
         }
       }
     }
