@@ -334,12 +334,17 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
         for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], w[e]);
       };
 
-      float along[kTurnRows] = {}, sum[kTurnRows] = {};
+      // Of row r, in a loop that isn't unrolled.
+      const auto of_row = [](const float (&values)[kTurnRows], int r) {
+        return r == 0 ? values[0] : values[kTurnRows - 1];
+      };
+      float4 sums{0.0f, 0.0f, 0.0f, 0.0f};  // as in PairSums
 #pragma unroll kRowUnroll
       for (int r = 0; r < kTurnRows; ++r) {
         if (!kHoldsRow && (!has_row || r >= turn_rows)) continue;
         const At now = kHoldsRow ? at : at.recomputed();
-        const float shift = -mean[r] * rstd[r];
+        const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
+        float along = 0.0f, sum = 0.0f;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
           if (!now.has(v)) continue;
@@ -353,19 +358,22 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
           }
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
-            xhat[e] = fmaf(xhat[e], rstd[r], shift);
+            xhat[e] = fmaf(xhat[e], row_rstd, shift);
             weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
           }
           weigh(now, v, grad);
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
-            along[r] = fmaf(grad[e], xhat[e], along[r]);
-            sum[r] += grad[e];
+            along = fmaf(grad[e], xhat[e], along);
+            sum += grad[e];
           }
         }
+        if (r == 0) {
+          sums.x = along, sums.y = sum;
+        } else {
+          sums.z = along, sums.w = sum;
+        }
       }
-      float4 sums{along[0], sum[0], 0.0f, 0.0f};  // as in PairSums
-      if constexpr (kTurnRows > 1) sums.z = along[1], sums.w = sum[1];
       const bool pair = !kInWarp && turn_rows > 1;
       sums = PairSums<32>{layer, pair}(sums, lanes);
       if constexpr (!kInWarp) {
@@ -376,7 +384,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       // Else the compiler would keep what it has unpacked, in registers that there aren't.
       if constexpr (!kHoldsRow) {
         asm volatile("" ::: "memory");
-      } else if constexpr (kVectors > 3) {
+      } else if constexpr (kVectors > 2) {
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
@@ -390,11 +398,11 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
         const At now = at.recomputed();
         const uint32_t number = first_row + in_stage + r;
         // grad_x = g * rstd + x * slope + offset
-        const float shift = -mean[r] * rstd[r];
+        const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
         const float row_along = (r == 0 ? sums.x : sums.z) * per_column;
         const float row_sum = layer ? (r == 0 ? sums.y : sums.w) * per_column : 0.0f;
-        const float slope = -row_along * rstd[r] * rstd[r];
-        const float offset = -fmaf(row_along, shift, row_sum) * rstd[r];
+        const float slope = -row_along * row_rstd * row_rstd;
+        const float offset = -fmaf(row_along, shift, row_sum) * row_rstd;
         [[maybe_unused]] StoreState x_state{}, residual_state{};
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
@@ -404,7 +412,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
           weigh(now, v, grad);
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
-            grad[e] = fmaf(x[e], slope, fmaf(grad[e], rstd[r], offset));
+            grad[e] = fmaf(x[e], slope, fmaf(grad[e], row_rstd, offset));
           }
           if (p.grad_residual_out.data) {
             const auto add = [&](auto zero) {
