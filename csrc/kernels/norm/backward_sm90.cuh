@@ -250,8 +250,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     if (turns_seen != kNoWait) turns_seen = hopper::load_relaxed_gpu(p.turns);
   };
   const auto refill = [&] {
-    if (threadIdx.x != blockDim.x - 32 || (refills_late && turn == 1)) return;
+    if (threadIdx.x != blockDim.x - 32) return;
     if (kTurnRows == 1 && config.lead > 0) keep_pace();
+    if (refills_late && turn == 1) return;
     const int before = ring.slot == 0 ? config.stages - 1 : ring.slot - 1;
     ring.load_again(refills_late ? before : ring.slot,
                     refills_late ? ring.block - config.owners : ring.block);
