@@ -33,7 +33,7 @@ struct NormMapping {
   int thread_vectors;   // vectors a thread has of a row
   int64_t cta_columns;  // columns a CTA has of a row; the last of a cluster may have fewer
 
-  bool in_warp() const { return !looped && lanes <= 32; }
+  constexpr bool in_warp() const { return !looped && lanes <= 32; }
   int rows_per_warp() const { return lanes < 32 ? 32 / lanes : 1; }
 
   // Threads' slots that hold no column, of all CTAs of a row.
@@ -86,7 +86,8 @@ inline int64_t fit_in_warp(NormPass pass, int64_t vectors, NormMapping& m) {
 // the forward takes the most vectors, so that an SM works on more rows; the backward, which leaves
 // a partial sum a CTA, the fewest. Returns the idle packets.
 inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
-  const int most = packets <= 8 * NormMapping::kCtaThreadVectors ? 8 : 16;
+  const int few = pass == NormPass::kForward ? 8 : static_cast<int>(tried("IKBO_NORM_WARPS", 8));
+  const int most = packets <= 8 * NormMapping::kCtaThreadVectors ? few : 16;
   int64_t fewest = INT64_MAX;
   for (int each = 1; each <= NormMapping::kCtaThreadVectors; ++each) {
     const int64_t warps = ceil_div(packets, each), idle = warps * each - packets;
@@ -141,7 +142,11 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
   }
   // The backward keeps sums a column in registers, so a CTA takes half as much.
   const int64_t half = 8 * NormMapping::kCtaThreadVectors, most = 2 * half;
-  int64_t a_cta = forward ? norm_detail::tried("NORM_PACKETS", most) : half;
+  // Up to half of that again still fills an SM alone.
+  const int64_t alone = norm_detail::tried("IKBO_NORM_ALONE", 48);
+  int64_t a_cta = forward                              ? norm_detail::tried("NORM_PACKETS", most)
+                  : packets > half && packets <= alone ? most
+                                                       : half;
   if (packets > a_cta * NormMapping::kMaxCluster) a_cta = most;
   while (a_cta * m.cluster < packets) m.cluster *= 2;
   if (m.cluster > NormMapping::kMaxCluster) {
@@ -161,6 +166,7 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
 struct NormConfig {
   static constexpr int kMaxStages = 6;
   static constexpr int kMaxStaged = 3;
+  static constexpr int kPairVectors = 2;  // up to which the backward's CTA takes two rows at once
 
   NormPass pass;
   NormMapping mapping;
@@ -178,7 +184,8 @@ struct NormConfig {
   int partials;    // of each group: the backward's sums over rows, one a CTA or cluster
   bool bias_sums;  // whether sums of grad_bias are kept, in shared memory
   bool by_ticket;  // blocks from a counter: whichever CTA is free
-  bool paced;      // clusters: who is ahead of the others waits
+  bool paced;      // forward, clusters: who is ahead of the others waits
+  int lead;        // backward: turns that a CTA may be ahead of the average; 0: any
   // Forward: every thread keeps its vectors of weight and bias, in x's type, in shared memory.
   bool keeps_parameters;
 
@@ -187,7 +194,11 @@ struct NormConfig {
   constexpr int sum_bytes() const {
     return mapping.warps * 32 * mapping.thread_vectors * mapping.vector * 4;
   }
-  constexpr int bias_sum_bytes() const { return bias_sums ? sum_bytes() : 0; }
+  // Registers hold those of a CTA's short rows.
+  constexpr int bias_sum_bytes() const {
+    const bool held = !mapping.in_warp() && mapping.thread_vectors <= kPairVectors;
+    return bias_sums && !held ? sum_bytes() : 0;
+  }
   constexpr int parameter_bytes() const {
     return keeps_parameters ? 2 * 16 * mapping.warps * 32 * mapping.thread_vectors : 0;
   }
@@ -238,6 +249,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   const bool forward = pass == NormPass::kForward;
   // From here on that SMs are not equally fast is worth a counter, which costs its clearing.
   constexpr int64_t kTicketBytes = int64_t{32} << 20;
+  constexpr int64_t kPacedBytes = int64_t{256} << 20;
   // Up to here starting CTAs is quicker than setting up rings.
   const int64_t kDirectBytes = norm_detail::tried("NORM_DIRECT_MB", 4) << 20;
   NormConfig c{};
@@ -295,15 +307,18 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
       c.kept_bytes();
   if (!m.in_warp()) {
     // The backward's two rows share the exchange of their sums where there is room.
-    c.rows_per_stage =
-        forward ? static_cast<int>(std::clamp<int64_t>(kTicketStage / row_bytes, 1, 4)) : 2;
+    c.rows_per_stage = forward
+                           ? static_cast<int>(std::clamp<int64_t>(kTicketStage / row_bytes, 1, 4))
+                       : m.thread_vectors <= NormConfig::kPairVectors ? 2
+                                                                      : 1;
     if (2 * int64_t{norm_detail::stage_bytes(c)} > room) c.rows_per_stage = 1;
     if (!forward) c.at_once = c.rows_per_stage;
   }
   c.stage_bytes = norm_detail::stage_bytes(c);
   // More would only take room: in flight is enough with fewer the shorter rows are.
   const int most = m.in_warp()
-                       ? (forward ? static_cast<int>(norm_detail::tried("NORM_WARP_STAGES", 3)) : 2)
+                       ? static_cast<int>(forward ? norm_detail::tried("NORM_WARP_STAGES", 3)
+                                                  : norm_detail::tried("IKBO_NORM_STAGES", 2))
                        : (forward ? static_cast<int>(norm_detail::tried("NORM_STAGES", 4))
                                   : NormConfig::kMaxStages);
   const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
@@ -323,10 +338,14 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.owners = static_cast<uint32_t>(teams * c.rings);
   c.grid = static_cast<int>(teams) * m.cluster * p.groups;
   c.partials = static_cast<int>(teams);
-  const bool uneven =
-      forward && !m.in_warp() && p.groups == 1 && p.rows * p.columns * p.staged[0] >= kTicketBytes;
-  c.by_ticket = uneven && m.cluster == 1 && norm_detail::tried("NORM_TICKET", 1) != 0;
-  c.paced = uneven && !c.by_ticket && norm_detail::tried("NORM_PACE", 1) != 0;
+  // SMs are not equally fast. The backward's rows stay where they are: the order of its sums does.
+  const int64_t bytes = p.rows * p.columns * p.staged[0];
+  const bool uneven = !m.in_warp() && p.groups == 1 && bytes >= kTicketBytes;
+  c.by_ticket = forward && uneven && m.cluster == 1 && norm_detail::tried("NORM_TICKET", 1) != 0;
+  c.paced = forward && uneven && !c.by_ticket && norm_detail::tried("NORM_PACE", 1) != 0;
+  if (!forward && uneven && m.thread_vectors > NormConfig::kPairVectors && bytes >= kPacedBytes) {
+    c.lead = static_cast<int>(norm_detail::tried("IKBO_NORM_LEAD", 2));
+  }
   return c;
 }
 

@@ -1,24 +1,12 @@
 // Flags between CTAs of a grid: data by ordinary stores, then a release; an acquire, then the data.
-// And counters between the warps of a CTA.
+// And counters whose value alone matters.
 #pragma once
 
 #include <cstdint>
 #include <cuda/ptx>
 
-#include "hopper/mbarrier.cuh"
 
 namespace ikbo::hopper {
-
-// Adds to a counter in shared memory and returns what it was. What its callers before have read and
-// written is done with; by one lane, after a __syncwarp().
-__device__ inline uint32_t add_acq_rel_cta(uint32_t* counter, uint32_t value) {
-  uint32_t before;
-  asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "r"(shared_address(counter)), "r"(value)
-               : "memory");
-  return before;
-}
 
 // After a barrier of the writing threads, by one of them.
 __device__ inline void add_release_gpu(uint32_t* flag, uint32_t value) {

@@ -236,7 +236,14 @@ bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwa
   const OptTensor weight_partials = partials(grads.weight), bias_partials = partials(grads.bias);
   b.weight_partials = data_of(weight_partials);
   b.bias_partials = data_of(bias_partials);
-  run_norm_backward(b, config, current_stream(device));
+  const cudaStream_t stream = current_stream(device);
+  OptTensor turns;
+  if (config.lead > 0 && p.rows > 0) {
+    turns = empty({1}, ScalarType::Int, in.x);
+    b.turns = static_cast<uint32_t*>(turns->mutable_data_ptr());
+    IKBO_CUDA_CHECK(cudaMemsetAsync(b.turns, 0, sizeof(uint32_t), stream));
+  }
+  run_norm_backward(b, config, stream);
   operands.finish();
   return true;
 }

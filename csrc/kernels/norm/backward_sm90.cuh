@@ -4,14 +4,17 @@
 //
 // (Products and sums as in the forward: explicitly fused or not.)
 //
-// x and grad_y are read from their stage twice, before and after the row's sums. Registers hold the
-// sums over rows of grad_weight; those of grad_bias, which would cost a second CTA its registers,
-// are in shared memory, a place for each column slot of each thread. The sums of a CTA or cluster
-// are one row of partials, which a second kernel adds up.
+// kFull: rows of whole vectors, all of x's type. Their x and grad_y wait for the row's sums in
+// registers, packed, so that a CTA's stage is filled again right after the row's barrier; the
+// others are read from their stage twice. Registers hold the sums over rows of grad_weight, and
+// those of grad_bias unless that would cost a second CTA its registers: then they are in shared
+// memory, a place for each column slot of each thread. The sums of a CTA or cluster are one row of
+// partials, which a second kernel adds up.
 #pragma once
 
 #include "hopper/dependent_launch.cuh"
 #include "hopper/memory_order.cuh"
+#include "kernels/norm/compiled.h"
 #include "kernels/norm/staged.cuh"
 
 namespace ikbo::norm {
@@ -31,6 +34,13 @@ struct PairSums {
     return part;
   }
 };
+
+// The compiler knows nothing of them any more.
+template <int kCount>
+__device__ inline void hide(Words<kCount>& words) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(words.word[i]));
+}
 
 // A float for each column slot of each thread in shared memory, four at a time. A warp's accesses
 // lie side by side.
@@ -93,14 +103,18 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     norm_backward_sm90(const __grid_constant__ NormBackward p,
                        const __grid_constant__ NormConfig config) {
   constexpr int kVector = 16 / sizeof(T);
-  // Registers hold the weight of short rows.
-  constexpr bool kHoldsWeight = kInWarp ? kVectors <= 4 : kVectors <= 2;
+  // Registers hold the weight of short rows; of longer full ones packed, so it is in T.
+  constexpr bool kHoldsWeight = holds_weight(kVectors, kVector, kInWarp);
+  constexpr bool kHoldsPacked = kFull && !kHoldsWeight;
+  constexpr bool kHoldsBiasSums = kInWarp ? kFull && kVectors <= 3 : kVectors <= 2;
+  constexpr bool kHoldsRow = kFull && (kInWarp ? kVectors <= 2 : kVectors != 2);
+  constexpr int kWords = kWordsOf<T, kVector>;
+  constexpr int kTurnRows = kInWarp || kVectors > NormConfig::kPairVectors ? 1 : 2;
   extern __shared__ __align__(128) char shared_bytes[];
   __shared__ Exchange shared;
   constexpr int kRings = kInWarp ? kBackwardRings : 1;
   __shared__ Staged operands[kRings][3];
   __shared__ hopper::Barrier full[kRings][NormConfig::kMaxStages];
-  __shared__ uint32_t done[NormConfig::kMaxStages];  // of a CTA's ring: warps that are, in all
 
   const NormMapping& m = config.mapping;
   const int lane = threadIdx.x % 32, ring_index = kInWarp ? threadIdx.x / 32 : 0;
@@ -115,8 +129,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       static_cast<uint32_t>(p.rows),
       operands[ring_index],
       p.grad_residual_out.data ? 3 : 2,
-      Staged::touches(p.x, at.count, config) && Staged::touches(p.grad_y, at.count, config) &&
-          (!p.grad_residual_out.data || Staged::touches(p.grad_residual_out, at.count, config)),
+      (!kInWarp && kTurnRows == 1) ||
+          (Staged::touches(p.x, at.count, config) && Staged::touches(p.grad_y, at.count, config) &&
+           (!p.grad_residual_out.data || Staged::touches(p.grad_residual_out, at.count, config))),
       shared_bytes + ring_index * config.stages * config.stage_bytes,
       full[ring_index],
       nullptr,
@@ -125,7 +140,6 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   const bool in_first_warp = kInWarp || threadIdx.x < 32;
   if (in_first_warp) {
     if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
-    if (!kInWarp && lane < config.stages) done[lane] = 0;
     if (lane == 0) {
       Staged* const staged = operands[ring_index];
       int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
@@ -138,7 +152,6 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   }
   // Until here nothing was read that an earlier kernel may write.
   hopper::wait_for_previous_kernel();
-  hopper::allow_next_kernel();
   if (kInWarp || threadIdx.x == 0) ring.load_first();
   if (place.cluster > 1) {
     hopper::cluster_sync();
@@ -162,14 +175,25 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     }
   };
   float held_weight[kHoldsWeight ? kVectors : 1][kVector];
+  Words<kWords> packed_weight[kHoldsPacked ? kVectors : 1];
   float weight_sums[kVectors][kVector] = {};
+  float held_bias_sums[kHoldsBiasSums ? kVectors : 1][kVector] = {};
   const Slots<kVector> bias_sums{reinterpret_cast<float4*>(shared_bytes + config.ring_bytes()),
                                  at.vectors};
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if (!at.has(v)) continue;
     if constexpr (kHoldsWeight) load_weight(at, v, held_weight[v]);
-    if (config.bias_sums) {
+    if constexpr (kHoldsPacked) {
+      float ones[kVector];
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) ones[e] = 1.0f;
+      packed_weight[v] = pack_words<T>(ones);
+      if (p.weight.data) {
+        packed_weight[v] = load_words<kWords>(weight.data + at.first(v) * sizeof(T));
+      }
+    }
+    if (!kHoldsBiasSums && config.bias_sums) {
       const float zeros[kVector] = {};
       bias_sums.put(v, zeros);
     }
@@ -180,8 +204,8 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   const int at_once = config.at_once;  // a CTA's 2 or 1
   uint32_t turn = 0;
 
-  // The statistics of a turn's row, or of a CTA's two, are loaded one turn ahead.
-  constexpr int kTurnRows = kInWarp ? 1 : 2;
+  // The statistics of a turn's rows are loaded one turn ahead.
+  constexpr int kRowUnroll = kFull ? kTurnRows : 1;
   float next_mean[kTurnRows] = {}, next_rstd[kTurnRows] = {};
   const auto load_statistics = [&](uint32_t row) {
 #pragma unroll
@@ -193,6 +217,43 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     }
   };
   load_statistics(ring.first_row() + mine);
+
+  // Where an operand's rows lie in a stage: as in Staged, but in registers.
+  [[maybe_unused]] int offsets[3], steps[3];
+#pragma unroll
+  for (int o = 0; o < 3; ++o) {
+    const NormMatrix& operand = o == 0 ? p.x : o == 1 ? p.grad_y : p.grad_residual_out;
+    offsets[o] = o == 0 ? 0 : offsets[o - 1] + config.pitches[o - 1] * config.rows_per_stage;
+    steps[o] = Staged::touches(operand, at.count, config) ? at.count * static_cast<int>(sizeof(T))
+                                                          : config.pitches[o];
+  }
+
+  // A CTA's stage is filled again after the row's barrier, or after that of the row behind it where
+  // it is still read then.
+  const bool refills_late = !kHoldsRow || p.grad_residual_out.data;
+  // No CTA loads far ahead of the average: SMs are not equally fast, and rows are dealt out
+  // equally. The count of all CTAs' turns is looked at a turn late, when it costs no wait. It can't
+  // grow while CTAs are not on the GPU yet: who has waited in vain doesn't wait again.
+  constexpr uint32_t kNoWait = ~0u;
+  uint32_t turns_seen = 0;
+  const auto keep_pace = [&] {
+    if (place.rank == 0) atomicAdd(p.turns, 1u);
+    if (turns_seen == kNoWait) return;
+    const uint32_t lead = config.lead;
+    const uint32_t least = turn > lead ? (turn - lead) * config.owners : 0;
+    for (int tries = 0; turns_seen < least; ++tries) {
+      turns_seen = tries < 100 ? hopper::load_relaxed_gpu(p.turns) : kNoWait;
+    }
+    if (turns_seen != kNoWait) turns_seen = hopper::load_relaxed_gpu(p.turns);
+  };
+  const auto refill = [&] {
+    if (threadIdx.x != blockDim.x - 32) return;
+    if (kTurnRows == 1 && config.lead > 0) keep_pace();
+    if (refills_late && turn == 1) return;
+    const int before = ring.slot == 0 ? config.stages - 1 : ring.slot - 1;
+    ring.load_again(refills_late ? before : ring.slot,
+                    refills_late ? ring.block - config.owners : ring.block);
+  };
 
   while (ring.wait()) {
     const uint32_t first_row = ring.first_row();
@@ -209,61 +270,100 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
                           ? first_row + i + at_once + mine
                           : first_row + config.owners * config.rows_per_stage + mine);
 
-      // Row r of the turn.
-      struct InStage {
-        const char *x, *grad;
-        float rstd, shift;  // xhat = x * rstd + shift
-      };
-      const auto row_of = [&](int r) -> InStage {
-        const Staged* const staged = operands[ring_index];
-        const float row_rstd = r == 0 ? rstd[0] : rstd[kTurnRows - 1];
-        return {staged[0].template in_stage<kFull>(ring.stage(), first_row, in_stage + r),
-                staged[1].template in_stage<kFull>(ring.stage(), first_row, in_stage + r), row_rstd,
-                -(r == 0 ? mean[0] : mean[kTurnRows - 1]) * row_rstd};
-      };
-      // x and grad_y, which becomes g.
-      const auto load = [&](const At& now, const InStage& row, int v, float (&x)[kVector],
-                            float (&grad)[kVector]) {
-        now.template load<T>(row.x, v, x);
-        with_type<T>(p.grad_y.type,
-                     [&](auto zero) { now.template load<decltype(zero)>(row.grad, v, grad); });
-      };
-      const auto weigh = [&](const At& now, int v, float (&grad)[kVector]) {
-        if constexpr (kHoldsWeight) {
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], held_weight[v][e]);
-        } else if (p.weight.data) {
-          float w[kVector];
-          load_weight(now, v, w);
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], w[e]);
+      // Row r of the turn, of operand o.
+      const auto in_stage_of = [&](int o, int r) -> const char* {
+        if constexpr (kFull) {
+          return ring.stage() + offsets[o] +
+                 (!kInWarp && kTurnRows == 1 ? 0 : (in_stage + r) * steps[o]);
+        } else {
+          return operands[ring_index][o].template in_stage<kFull>(ring.stage(), first_row,
+                                                                  in_stage + r);
         }
       };
-
-      float4 sums{0.0f, 0.0f, 0.0f, 0.0f};  // as in PairSums
-#pragma unroll 1
-      for (int r = 0; r < turn_rows; ++r) {
-        const At now = at.recomputed();
-        const InStage row = row_of(r);
-        float along = 0.0f, sum = 0.0f;
-        if (has_row) {
+      Words<kWords> x_words[kTurnRows][kHoldsRow ? kVectors : 1];
+      Words<kWords> grad_words[kTurnRows][kHoldsRow ? kVectors : 1];
+      if constexpr (kHoldsRow) {
+#pragma unroll
+        for (int r = 0; r < kTurnRows; ++r) {
+          const bool there = kInWarp ? has_row : r < turn_rows;
+          const int begin = at.first(0) * static_cast<int>(sizeof(T));
+          const int step = at.lanes * kVector * static_cast<int>(sizeof(T));
+          const char* const x = in_stage_of(0, r) + begin;
+          const char* const grad = in_stage_of(1, r) + begin;
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
-            if (!now.has(v)) continue;
-            float xhat[kVector], grad[kVector];
-            load(now, row, v, xhat, grad);
-            if (config.bias_sums) bias_sums.add(v, grad);
-#pragma unroll
-            for (int e = 0; e < kVector; ++e) {
-              xhat[e] = fmaf(xhat[e], row.rstd, row.shift);
-              weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
+            x_words[r][v] = grad_words[r][v] = Words<kWords>{};
+            if (there) {
+              x_words[r][v] = load_words<kWords>(x + v * step);
+              grad_words[r][v] = load_words<kWords>(grad + v * step);
             }
-            weigh(now, v, grad);
+          }
+        }
+      }
+      const auto load = [&](const At& now, int r, int v, float (&x)[kVector],
+                            float (&grad)[kVector]) {
+        if constexpr (kHoldsRow) {
+          unpack_words<T>(x_words[r][v], x);
+          unpack_words<T>(grad_words[r][v], grad);
+        } else {
+          now.template load<T>(in_stage_of(0, r), v, x);
+          const auto load_grad = [&](auto zero) {
+            now.template load<decltype(zero)>(in_stage_of(1, r), v, grad);
+          };
+          if constexpr (kFull) {
+            load_grad(T{});
+          } else {
+            with_type<T>(p.grad_y.type, load_grad);
+          }
+        }
+      };
+      // grad_y becomes g.
+      const auto weigh = [&](const At& now, int v, float (&grad)[kVector]) {
+        float w[kVector];
+        if constexpr (kHoldsWeight) {
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) {
-              along = fmaf(grad[e], xhat[e], along);
-              sum += grad[e];
-            }
+          for (int e = 0; e < kVector; ++e) w[e] = held_weight[v][e];
+        } else if constexpr (kHoldsPacked) {
+          unpack_words<T>(packed_weight[v], w);
+        } else {
+          load_weight(now, v, w);
+        }
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], w[e]);
+      };
+
+      // Of row r, in a loop that isn't unrolled.
+      const auto of_row = [](const float (&values)[kTurnRows], int r) {
+        return r == 0 ? values[0] : values[kTurnRows - 1];
+      };
+      float4 sums{0.0f, 0.0f, 0.0f, 0.0f};  // as in PairSums
+#pragma unroll kRowUnroll
+      for (int r = 0; r < kTurnRows; ++r) {
+        if (!kHoldsRow && (!has_row || r >= turn_rows)) continue;
+        const At now = kHoldsRow ? at : at.recomputed();
+        const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
+        float along = 0.0f, sum = 0.0f;
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          if (!now.has(v)) continue;
+          float xhat[kVector], grad[kVector];
+          load(now, r, v, xhat, grad);
+          if constexpr (kHoldsBiasSums) {
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) held_bias_sums[v][e] += grad[e];
+          } else if (config.bias_sums) {
+            bias_sums.add(v, grad);
+          }
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            xhat[e] = fmaf(xhat[e], row_rstd, shift);
+            weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
+          }
+          weigh(now, v, grad);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            along = fmaf(grad[e], xhat[e], along);
+            sum += grad[e];
           }
         }
         if (r == 0) {
@@ -272,97 +372,134 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
           sums.z = along, sums.w = sum;
         }
       }
-      // Else the compiler would keep what it has loaded, in registers that there aren't.
-      if constexpr (kVectors > 1) asm volatile("" ::: "memory");
       const bool pair = !kInWarp && turn_rows > 1;
       sums = PairSums<32>{layer, pair}(sums, lanes);
       if constexpr (!kInWarp) {
-        sums = exchange(shared, turn, place.cluster, sums, PairSums<kMaxWarps>{layer, pair}, [] {});
+        sums =
+            exchange(shared, turn, place.cluster, sums, PairSums<kMaxWarps>{layer, pair}, refill);
       }
 
-#pragma unroll 1
-      for (int r = 0; r < turn_rows; ++r) {
+      // Else the compiler would keep what it has unpacked, in registers that there aren't.
+      if constexpr (!kHoldsRow) {
+        asm volatile("" ::: "memory");
+      } else if constexpr (kVectors > 2) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+          for (int r = 0; r < kTurnRows; ++r) hide(x_words[r][v]), hide(grad_words[r][v]);
+          if constexpr (kHoldsPacked) hide(packed_weight[v]);
+        }
+      }
+#pragma unroll kRowUnroll
+      for (int r = 0; r < kTurnRows; ++r) {
+        if (kInWarp ? kFull && !has_row : r >= turn_rows) continue;
         const At now = at.recomputed();
-        if (kFull && !has_row) continue;
-        const InStage row = row_of(r);
         const uint32_t number = first_row + in_stage + r;
         // grad_x = g * rstd + x * slope + offset
-        const float along = (r == 0 ? sums.x : sums.z) * per_column;
-        const float sum = layer ? (r == 0 ? sums.y : sums.w) * per_column : 0.0f;
-        const float slope = -along * row.rstd * row.rstd;
-        const float offset = -fmaf(along, row.shift, sum) * row.rstd;
-        StoreState x_state{}, residual_state{};
+        const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
+        const float row_along = (r == 0 ? sums.x : sums.z) * per_column;
+        const float row_sum = layer ? (r == 0 ? sums.y : sums.w) * per_column : 0.0f;
+        const float slope = -row_along * row_rstd * row_rstd;
+        const float offset = -fmaf(row_along, shift, row_sum) * row_rstd;
+        [[maybe_unused]] StoreState x_state{}, residual_state{};
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
           if (!now.has(v)) continue;
           float x[kVector], grad[kVector];
-          load(now, row, v, x, grad);
+          load(now, r, v, x, grad);
           weigh(now, v, grad);
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
-            grad[e] = fmaf(x[e], slope, fmaf(grad[e], row.rstd, offset));
+            grad[e] = fmaf(x[e], slope, fmaf(grad[e], row_rstd, offset));
           }
           if (p.grad_residual_out.data) {
-            with_type<T>(p.grad_residual_out.type, [&](auto zero) {
+            const auto add = [&](auto zero) {
               float added[kVector];
-              now.template load<decltype(zero)>(operands[ring_index][2].template in_stage<kFull>(
-                                                    ring.stage(), first_row, in_stage + r),
-                                                v, added);
+              now.template load<decltype(zero)>(in_stage_of(2, r), v, added);
 #pragma unroll
               for (int e = 0; e < kVector; ++e) grad[e] += added[e];
-            });
+            };
+            if constexpr (kFull) {
+              add(T{});
+            } else {
+              with_type<T>(p.grad_residual_out.type, add);
+            }
           }
-          const auto store = [&](ElementType type, const Target& to, StoreState& state) {
-            with_type<T>(type, [&](auto zero) {
-              now.template store<decltype(zero)>(to.row(number), v, grad, has_row, state);
-            });
-          };
-          if (p.grad_x.data) store(p.grad_x.type, grad_x, x_state);
-          if (p.grad_residual.data) store(p.grad_residual.type, grad_residual, residual_state);
+          if constexpr (kFull) {
+            if (p.grad_x.data) now.template store<T>(grad_x.row(number), v, grad, true, x_state);
+          } else {
+            const auto store = [&](ElementType type, const Target& to, StoreState& state) {
+              with_type<T>(type, [&](auto zero) {
+                now.template store<decltype(zero)>(to.row(number), v, grad, has_row, state);
+              });
+            };
+            if (p.grad_x.data) store(p.grad_x.type, grad_x, x_state);
+            if (p.grad_residual.data) store(p.grad_residual.type, grad_residual, residual_state);
+          }
         }
       }
     }
-    __syncwarp();
     if constexpr (kInWarp) {
+      __syncwarp();
       ring.load_again(ring.slot, ring.block);
-    } else if (lane == 0) {
-      // The last warp to have done with the stage fills it again.
-      const uint32_t before = hopper::add_acq_rel_cta(&done[ring.slot], 1);
-      if ((before + 1) % m.warps == 0) ring.load_again(ring.slot, ring.block);
     }
     ring.advance();
   }
+  hopper::allow_next_kernel();
 
   if (p.weight_partials || config.bias_sums) {
     const int64_t partial =
         (int64_t{place.team} * config.groups + place.group) * m.columns + place.first_column;
     if constexpr (kInWarp) {
-      __syncthreads();  // all stages are read
+      const At now = at.recomputed();
       const Slots<kVector> slots{reinterpret_cast<float4*>(shared_bytes), at.vectors};
+      const auto put = [&](const Slots<kVector>& slots, const float (&sums)[kVectors][kVector]) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        if (at.has(v)) slots.put(v, weight_sums[v]);
+        for (int v = 0; v < kVectors; ++v) {
+          if (now.has(v)) slots.put(v, sums[v]);
+        }
+      };
+      const auto add_up = [&](const Slots<kVector>& slots, float* partials) {
+        for (int column = threadIdx.x; column < now.count; column += blockDim.x) {
+          partials[partial + column] = slots.sum_of_column(column, m.lanes);
+        }
+      };
+      if constexpr (kHoldsBiasSums) {
+        if (config.bias_sums) put(bias_sums, held_bias_sums);
       }
+      __syncthreads();  // all stages are read
+      put(slots, weight_sums);
       __syncthreads();
-      for (int column = threadIdx.x; column < at.count; column += blockDim.x) {
-        if (p.weight_partials) {
-          p.weight_partials[partial + column] = slots.sum_of_column(column, m.lanes);
-        }
-        if (config.bias_sums) {
-          p.bias_partials[partial + column] = bias_sums.sum_of_column(column, m.lanes);
-        }
-      }
+      if (p.weight_partials) add_up(slots, p.weight_partials);
+      if (config.bias_sums) add_up(bias_sums, p.bias_partials);
     } else {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         if (!at.has(v)) continue;
         float bias[kVector];
-        if (config.bias_sums) bias_sums.get(v, bias);
+        if constexpr (kHoldsBiasSums) {
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          if (at.may_lack(v) && at.first(v) + e >= at.count) continue;
-          if (p.weight_partials) p.weight_partials[partial + at.first(v) + e] = weight_sums[v][e];
-          if (config.bias_sums) p.bias_partials[partial + at.first(v) + e] = bias[e];
+          for (int e = 0; e < kVector; ++e) bias[e] = held_bias_sums[v][e];
+        } else if (config.bias_sums) {
+          bias_sums.get(v, bias);
+        }
+        if constexpr (kFull) {
+          const auto put = [&](float* partials, const float (&values)[kVector]) {
+#pragma unroll
+            for (int e = 0; e < kVector; e += 4) {
+              *reinterpret_cast<float4*>(partials + partial + at.first(v) + e) =
+                  float4{values[e], values[e + 1], values[e + 2], values[e + 3]};
+            }
+          };
+          if (p.weight_partials) put(p.weight_partials, weight_sums[v]);
+          if (config.bias_sums) put(p.bias_partials, bias);
+        } else {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            if (at.may_lack(v) && at.first(v) + e >= at.count) continue;
+            if (p.weight_partials) p.weight_partials[partial + at.first(v) + e] = weight_sums[v][e];
+            if (config.bias_sums) p.bias_partials[partial + at.first(v) + e] = bias[e];
+          }
         }
       }
     }

@@ -15,6 +15,11 @@ namespace ikbo::norm {
 using ForwardKernel = void (*)(NormForward, NormConfig);
 using BackwardKernel = void (*)(NormBackward, NormConfig);
 
+// Whether a thread of the backward has registers for the weight of its vectors in float.
+constexpr bool holds_weight(int vectors, int elements, bool in_warp) {
+  return vectors * elements <= (in_warp ? 32 : 16);
+}
+
 template <class T>
 ForwardKernel forward_kernel(int vectors, bool in_warp, bool full);
 template <class T>

@@ -54,6 +54,11 @@ bool is_full(std::initializer_list<NormMatrix> operands, int64_t rows, const Nor
                      [&](const NormMatrix& m) { return is_aligned(m, rows, config.groups); });
 }
 
+bool all_of_type(ElementType type, std::initializer_list<NormMatrix> operands) {
+  return std::all_of(operands.begin(), operands.end(),
+                     [&](const NormMatrix& m) { return m.data == nullptr || m.type == type; });
+}
+
 ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
   if (type == ElementType::kBfloat16) return forward_kernel<__nv_bfloat16>(vectors, in_warp, full);
   if (type == ElementType::kFloat16) return forward_kernel<__half>(vectors, in_warp, full);
@@ -107,9 +112,13 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
              stream, p, columns, config.groups);
     }
   } else if (p.rows > 0) {
-    const bool full = norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x, p.grad_residual},
-                                    p.rows, config);
     const NormMapping& m = config.mapping;
+    const bool takes_weight = norm::holds_weight(m.thread_vectors, m.vector, m.in_warp()) ||
+                              p.weight.data == nullptr ||
+                              (p.weight.type == p.x.type && p.weight_offset == 0.0f);
+    const bool full = takes_weight && p.grad_residual.data == nullptr &&
+                      norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
+                      norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
     launch(norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
            norm::shape_of(config), stream, p, config);
   }

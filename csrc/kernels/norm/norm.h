@@ -43,6 +43,7 @@ struct NormBackward {
   NormMatrix grad_weight, grad_bias;
   const float *mean, *rstd;                // [rows, groups]; mean: LayerNorm only
   float *weight_partials, *bias_partials;  // [config.partials, groups, columns], where wanted
+  uint32_t* turns;                         // zero, where the config has a lead
   int64_t rows;
   float weight_offset;
 };
