@@ -20,7 +20,7 @@ from .test_gemm_config import DEVICES, H200, SHARED_BYTES, ceil_div
 
 KERNELS = _host.attention_kernels()
 HEADS = [(64, 64), (128, 128), (192, 128), (256, 256)]
-TILE_M, CONSUMER_ROWS = 128, 64
+CONSUMER_ROWS = 64
 
 
 def problem(
@@ -34,24 +34,56 @@ def problem(
 
 
 def test_kernels_fit_an_sm() -> None:
-    assert [(kernel.head_qk, kernel.head_v) for kernel in KERNELS] == HEADS
+    assert {(kernel.head_qk, kernel.head_v) for kernel in KERNELS} == set(HEADS)
     for kernel in KERNELS:
-        q = 2 * kernel.q_slots * CONSUMER_ROWS * kernel.head_qk * 2  # of two consumers
+        q = (
+            kernel.consumers * kernel.q_slots * CONSUMER_ROWS * kernel.head_qk * 2
+        )  # of all consumers
         keys = kernel.stages * kernel.tile_n * (kernel.head_qk + kernel.head_v) * 2
         assert q + keys + 1024 < kernel.shared_bytes <= SHARED_BYTES
         # A consumer thread's scores, outputs and rounded weights.
         registers = kernel.tile_n // 2 + kernel.head_v // 2 + kernel.tile_n // 4
-        assert registers + 40 <= 232
+        assert registers + 32 <= {2: 232, 3: 160}[kernel.consumers]
+        assert kernel.tile_m == kernel.consumers * CONSUMER_ROWS
 
 
 @pytest.mark.parametrize(
     ("D", "Dv", "kernel"),
-    [(8, 8, 0), (64, 64, 0), (72, 8, 1), (8, 72, 1), (128, 128, 1), (136, 128, 2), (192, 24, 2),
-     (136, 136, 3), (200, 8, 3), (256, 256, 3)],
+    [(8, 8, "64_64_192x128"), (64, 64, "64_64_192x128"), (72, 8, "128_128_128x128"),
+     (8, 72, "128_128_128x128"), (128, 128, "128_128_128x128"), (136, 128, "192_128_128x128"),
+     (192, 24, "192_128_128x128"), (136, 136, "256_256_128x80"), (200, 8, "256_256_128x80"),
+     (256, 256, "256_256_128x80")],
 )  # fmt: skip
-def test_heads_run_in_the_next_size_up(D: int, Dv: int, kernel: int) -> None:
+def test_heads_run_in_the_next_size_up(D: int, Dv: int, kernel: str) -> None:
     config = _host.attention_config(problem(D=D, Dv=Dv), H200)
-    assert repr(config.kernel) == repr(KERNELS[kernel])
+    assert repr(config.kernel) == f"candidate_attention_sm90_{kernel}"
+
+
+def test_tall_tiles_only_where_they_fill() -> None:
+    for candidates, tall in [(64, True), (6, True), (4, False), (2, False), (1, False)]:
+        config = _host.attention_config(problem(2048, U=2048 // candidates, D=64, Dv=64), H200)
+        assert config.kernel.tile_m == (192 if tall else 128), candidates
+    assert _host.attention_config(problem(S=1, D=64, Dv=64), H200).kernel.tile_m == 128
+
+
+def test_keys_are_shared_where_rounds_waste_enough() -> None:
+    def shared(**sizes: Any) -> int:
+        config = _host.attention_config(problem(**sizes), H200)
+        assert (config.shared_blocks > 0) == repr(config.kernel).endswith("_shared")
+        return int(config.shared_blocks)
+
+    for L in (2048, 4096, 8192, 16384):
+        assert shared(L=L) == L // 128
+    # The last round is nearly full, or short.
+    for sizes in ({"L": 512}, {"S": 8}, {"S": 16}, {"S": 32}, {"U": 512}, {"B": 2040, "U": 204}):
+        assert shared(**sizes) == 0
+    assert shared(B=140, U=140, S=128, H=1, L=1000) == 8  # 140 tiles of 132
+    assert not shared(L=4096, lengths_differ=True) and not shared(L=4096, D=256, Dv=256)
+
+
+def test_jagged_histories_run_in_smaller_blocks() -> None:
+    assert _host.attention_config(problem(lengths_differ=True), H200).kernel.tile_n == 96
+    assert _host.attention_config(problem(S=8, lengths_differ=True), H200).kernel.tile_n == 128
 
 
 # ---- configs -----------------------------------------------------------------------------------
@@ -75,14 +107,20 @@ def test_every_problem_has_a_config(
     assert 1 <= config.parts <= 8
     assert config.ctas % config.parts == 0 if config.parts > 1 else config.ctas <= device.sm_count
     # Every user with candidates, and the rows without one, may need a tile that isn't full.
-    tiles = (B * S // TILE_M + max(min(U, B), 1) + 1) * H
-    assert config.ctas == min(tiles, device.sm_count) if config.parts == 1 else tiles * config.parts
+    tiles = (B * S // config.kernel.tile_m + max(min(U, B), 1) + 1) * H
+    if config.parts == 1:
+        assert config.ctas == min(tiles, device.sm_count)
+    else:  # a cluster for each tile there is if candidates are spread evenly, all at once
+        users = max(min(U, B), 1)
+        even = users * max(ceil_div(ceil_div(B * S, users), config.kernel.tile_m), 1) * H
+        assert config.ctas == min(even, tiles) * config.parts <= device.sm_count
     # Parts of at least two blocks of keys, and never more than there are SMs to run them.
     assert config.parts == 1 or config.parts * 2 * config.kernel.tile_n <= L
     assert config.parts == 1 or config.parts * H <= device.sm_count
     assert config.rows_together == (math.gcd(S, CONSUMER_ROWS) if ordered else CONSUMER_ROWS)
     # By tickets only where lengths differ, and where they pay for a launch that clears a counter.
     assert not config.tickets or (lengths_differ and config.parts == 1)
+    assert not config.shared_blocks or (not lengths_differ and config.parts == 1)
 
 
 def test_headline_fills_the_gpu_in_whole_tiles() -> None:
@@ -99,7 +137,14 @@ def test_few_tiles_are_cut_into_parts() -> None:
     assert _host.attention_config(problem(B=512, S=1, U=1, L=2048), H200).parts == 8
     # A cluster has at most eight CTAs; nor are there clusters for users without candidates.
     config = _host.attention_config(problem(B=1, S=1, U=10**5, L=10**6), H200)
-    assert (config.parts, config.ctas) == (8, 2 * 2 * 8)
+    assert (config.parts, config.ctas) == (8, 2 * 8)
+
+
+def test_guesses_what_is_read_first_only_where_that_is_likely() -> None:
+    assert _host.attention_config(problem(S=1), H200).expected_tiles == 1
+    assert _host.attention_config(problem(S=64), H200).expected_tiles == 32
+    for unlikely in (problem(ordered=True), problem(lengths_differ=True)):
+        assert _host.attention_config(unlikely, H200).expected_tiles == 0
 
 
 SMALL_SHARED = _host.DeviceLimits(170, 96 * 2**20, 99 * 1024)
@@ -133,7 +178,29 @@ def test_config_prints_as_json() -> None:
         "ctas": 132,
         "rows_together": 8,
         "tickets": False,
+        "expected_tiles": 0,
+        "shared_blocks": 0,
     }
+
+
+@given(ctas=st.integers(1, 140), blocks=st.integers(1, 40), data=st.data())
+def test_every_block_is_dealt_out_once(ctas: int, blocks: int, data: st.DataObject) -> None:
+    tiles = data.draw(st.integers(0, 2 * ctas))
+    runs = _host.shared_blocks(ctas, blocks, tiles)
+    sizes = [sum(end - first for _, first, end, _ in run) for run in runs]
+    assert max(sizes) - min(sizes) <= 1
+    flat = [(at, *part) for at, run in enumerate(runs) for part in run]
+    assert [(tile, block) for _, tile, first, end, _ in flat for block in range(first, end)] == [
+        (tile, block) for tile in range(tiles) for block in range(blocks)
+    ]
+    for at, tile, first, _, sharers in flat:
+        # Who has a tile's first block adds up what as many runs after it keep, each in one part,
+        # before all else that it does.
+        others = [run for run, other, _, _, _ in flat if other == tile and run != at]
+        if first == 0:
+            assert others == [at + i + 1 for i in range(sharers)]
+        else:
+            assert runs[at][0][:2] == (tile, first)
 
 
 # ---- a model of a CTA --------------------------------------------------------------------------
@@ -231,13 +298,15 @@ class Cta:
     """`tiles`: (rows, keys); keys 0 or less where there is nothing to attend to."""
 
     def __init__(
-        self, tiles: list[tuple[int, int]], q_slots: int, stages: int, tickets: bool, random: Random
-    ) -> None:
+        self, tiles: list[tuple[int, int]], q_slots: int, stages: int, consumers: int,
+        tickets: bool, random: Random,
+    ) -> None:  # fmt: skip
         self.tiles, self.tickets, self.random = tiles, tickets, random
-        self.tile_ring = Ring(2, 5)  # one arrival for each of three loaders and two consumers
-        self.k, self.v = Ring(stages, 2), Ring(stages, 2)
-        self.q = [Ring(q_slots, 1), Ring(q_slots, 1)]
-        self.turns = [Turn(), Turn()]
+        self.consumers = consumers
+        self.tile_ring = Ring(2, 3 + consumers)  # an arrival for each of three loaders and these
+        self.k, self.v = Ring(stages, consumers), Ring(stages, consumers)
+        self.q = [Ring(q_slots, 1) for _ in range(consumers)]
+        self.turns = [Turn() for _ in range(consumers)]
         self.pending: list[Callable[[], None]] = []
         self.results: Counter[tuple[int, int]] = Counter()
 
@@ -269,7 +338,7 @@ class Cta:
         at, places = Place(2), [Place(ring.slots) for ring in self.q]
         while (tile := (yield from self.read_tile(at))) is not None:
             at = at.next()
-            for consumer in range(2):
+            for consumer in range(self.consumers):
                 if self.blocks(tile) and self.has_rows(tile, consumer):
                     yield from self.q[consumer].load(places[consumer], tile, self.pending)
                     places[consumer] = places[consumer].next()
@@ -290,7 +359,7 @@ class Cta:
 
     # -- consumers
     def consumer(self, me: int) -> Step:
-        q = self.q[me]
+        q, next_turn = self.q[me], self.turns[(me + 1) % self.consumers]
         at, at_q = Place(2), Place(q.slots)
         at_k, at_v = Place(self.k.slots), Place(self.v.slots)
 
@@ -336,15 +405,15 @@ class Cta:
             else:
                 q.readers[at_q.slot] -= 1
 
-        if me == 1:
-            self.turns[0].arrive()
+        if me == self.consumers - 1:
+            next_turn.arrive()
         tile = yield from next_tile()
         while tile is not None:
             if not self.has_rows(tile, me):
                 for block in self.blocks(tile):
                     yield from self.k.full[at_k.slot].wait(at_k.phase)
                     yield from self.turns[me].wait()
-                    self.turns[1 - me].arrive()
+                    next_turn.arrive()
                     reads(self.k, at_k, (tile, block))
                     at_k = release(self.k, at_k)
                     yield from self.v.full[at_v.slot].wait(at_v.phase)
@@ -354,7 +423,7 @@ class Cta:
                 continue
             yield from q.full[at_q.slot].wait(at_q.phase)
             yield from multiply_scores(tile, 0)
-            self.turns[1 - me].arrive()
+            next_turn.arrive()
             yield from some_time()
             after_scores(tile, 0)
             block, following = 0, None
@@ -368,7 +437,7 @@ class Cta:
                     yield from q.full[at_q.slot].wait(at_q.phase)
                 yield from multiply_scores(following, next_block)
                 yield from multiply_values(tile, block)
-                self.turns[1 - me].arrive()
+                next_turn.arrive()
                 yield from some_time()
                 after_scores(following, next_block)
                 yield from some_time()
@@ -387,7 +456,7 @@ class Cta:
     def run(self) -> None:
         threads: list[Iterator[None]] = [
             self.finder(), self.q_loader(), self.key_loader(self.k), self.key_loader(self.v),
-            self.consumer(0), self.consumer(1),
+            *(self.consumer(me) for me in range(self.consumers)),
         ]  # fmt: skip
         engine = self.copy_engine()
         speeds = {id(t): self.random.choice([1, 1, 5, 20]) for t in (*threads, engine)}
@@ -405,21 +474,25 @@ class Cta:
 
 
 @pytest.mark.parametrize(("q_slots", "stages"), [(1, 2), (2, 2), (2, 4)])
+@pytest.mark.parametrize("consumers", [2, 3])
 @pytest.mark.parametrize("tickets", [False, True])
 def test_threads_of_a_cta_end_and_read_what_they_mean_to(
-    q_slots: int, stages: int, tickets: bool
+    q_slots: int, stages: int, consumers: int, tickets: bool
 ) -> None:
     for seed in range(100):
         random = Random(seed)
         tiles = [
-            (random.choice([1, 40, 64, 65, 100, 128]), random.choice([-1, 0, 1, 128, 129, 300]))
+            (
+                random.choice([1, 40, 64, 65, 100, 64 * consumers]),
+                random.choice([-1, 0, 1, 128, 129, 300]),
+            )
             for _ in range(random.randrange(9))
         ]
-        cta = Cta(tiles, q_slots, stages, tickets, random)
+        cta = Cta(tiles, q_slots, stages, consumers, tickets, random)
         cta.run()
         assert cta.results == {
             (tile, consumer): 1
             for tile, (rows, _) in enumerate(tiles)
-            for consumer in range(2)
+            for consumer in range(consumers)
             if rows > consumer * CONSUMER_ROWS
         }

@@ -131,6 +131,61 @@ def test_tickets() -> None:
 
 
 @pytest.mark.gpu
+def test_tiles_shared_out_by_keys() -> None:
+    """Tiles that don't fill a round: the same bits each time, in graphs and on two streams."""
+    args = problem([2] * 70, 64, 1000)
+    assert ikbo.explain("candidate_attention", *args)["config"]["shared_blocks"] == 8
+    out = check(args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed, _ = fwd(args)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    for _ in range(5):
+        replayed.zero_()
+        torch.cuda.synchronize()
+        got = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                got.append(fwd(args)[0])
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, out) for x in (*got, replayed))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(24))
+def test_shared_tiles_of_all_sizes(seed: int) -> None:
+    """On a few SMs, users with more and fewer tiles than was taken for granted, candidates in any
+    order, rows without a user."""
+    random = Random(seed)
+    sms = random.choice([2, 3, 5, 8])
+    S, L = random.choice([20, 64, 100]), random.choice([700, 1000, 1024, 3000])
+    counts = [random.choice([0, 1, 2, 9, 20]) for _ in range(sms)]
+    counts[-1] = 3
+    args = problem(counts, S, L, random.choice([1, 2, 3]), 1, dtype=DTYPES[seed % 2])
+    if random.random() < 0.5:
+        users = args[5][torch.randperm(len(args[5]), device="cuda")]
+        users[:1] = -1
+        m = ikbo.candidate_map(users, n_users=len(counts))
+        args[5:8] = [m.cand_to_user, m.user_offsets, m.order]
+    with ikbo.sm_limit(sms):
+        check(args)
+
+
+@pytest.mark.gpu
+def test_tall_tiles_of_small_heads() -> None:
+    """Three consumers, some without rows in a user's last tile."""
+    lengths = [(97 * u) % 601 for u in range(40)]
+    for counts in ([6] * 40, [5, 7] * 20):
+        for args in (
+            problem(counts, 64, 500, 4, 2, 64, 64),
+            problem(counts, 64, 600, 4, 4, 64, 64, torch.float16, lengths),
+        ):
+            assert "192x128" in ikbo.explain("candidate_attention", *args)["config"]["kernel"]
+            check(args)
+
+
+@pytest.mark.gpu
 def test_offsets_give_the_same() -> None:
     lengths = [300, 0, 17, 140]
     args = problem([9, 3, 30, 2], 20, 300, lengths=lengths)
@@ -168,6 +223,27 @@ def test_few_tiles_and_long_histories() -> None:
     users[5][-1] = -1
     users[6] = torch.tensor([0, 5, 7], dtype=torch.int32, device="cuda")
     check(users)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize(
+    "counts", [[6, 1, 0, 1], [3, 3, 0], [10] + [1] * 9, [0] * 9 + [8], [3, 0, 2, 1]]
+)
+def test_more_tiles_or_fewer_than_clusters(counts: list[int], D: int) -> None:
+    """Of keys cut into parts: clusters are as many as tiles of candidates spread evenly."""
+    args = problem(counts, 64, 2100, D=D, Dv=D)
+    config = ikbo.explain("candidate_attention", *args)["config"]
+    assert config["parts"] > 1
+    out = check(args)
+    for _ in range(5):
+        assert torch.equal(fwd(args)[0], out)
+    lengths = [(511 * u + 2100) % 2101 for u in range(len(counts))]
+    padded = problem(counts, 64, 2100, D=D, Dv=D, lengths=lengths)
+    padded[5] = padded[5].clone()
+    padded[5][-1] = -1
+    padded[5:8] = [padded[5], None, None]
+    check(padded)
 
 
 @pytest.mark.gpu

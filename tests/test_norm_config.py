@@ -146,6 +146,7 @@ def test_config(
     assert all(pitch % 16 == 0 for pitch in config.pitches)
     assert not (config.by_ticket and config.paced)
     assert not config.paced or mapping.cluster > 1
+    assert not (backward and config.paced) and (backward or config.lead == 0)
     # The rows of a stage, each of which may begin and end within 16 bytes.
     spans = [-(-mapping.cta_columns * size // 16) * 16 + 16 if size else 0 for size in operands]
     assert config.pitches == spans

@@ -12,17 +12,12 @@
 
 namespace ikbo {
 
-// Two consumers x 64 query rows of one user and head by tile_n keys, one CTA an SM.
+// `consumers` x 64 query rows of one user and head by tile_n keys, one CTA an SM.
 struct AttentionKernel {
-  static constexpr int kConsumers = 2;
   static constexpr int kConsumerRows = 64;  // of one wgmma
-  static constexpr int kTileM = kConsumers * kConsumerRows;
   static constexpr int kElementBytes = 2;
   static constexpr int kWarpGroupThreads = 128;
-  static constexpr int kThreads = (kConsumers + 1) * kWarpGroupThreads;
   static constexpr int kRegistersPerSm = 65536;
-  static constexpr int kOtherRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
   static constexpr int kSmallBytes = 1024;      // barriers, tile descriptors
   static constexpr int kAlignmentBytes = 1024;  // the 128-byte swizzle repeats every 1024
 
@@ -32,46 +27,73 @@ struct AttentionKernel {
   int q_slots;  // of each consumer: with two, the next tile's q is there before this one is done
                 // with
   int stages;   // of K and of V
+  int consumers = 2;
+  // The second product is waited for before the exponentials: then these, sums and rounding are one
+  // block of instructions, which ptxas interleaves.
+  bool waits_early = false;
+  // Tiles that don't fill a round are shared out by blocks of keys (config/shared_blocks.h).
+  bool shares_keys = false;
 
+  constexpr int tile_m() const { return consumers * kConsumerRows; }
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
   constexpr int k_bytes() const { return tile_n * head_qk * kElementBytes; }         // of a stage
   constexpr int v_bytes() const { return tile_n * head_v * kElementBytes; }
   constexpr int shared_bytes() const {
-    return kConsumers * q_slots * q_bytes() + stages * (k_bytes() + v_bytes()) + kSmallBytes +
+    return consumers * q_slots * q_bytes() + stages * (k_bytes() + v_bytes()) + kSmallBytes +
            kAlignmentBytes;
   }
+  constexpr int threads() const { return (consumers + 1) * kWarpGroupThreads; }
+  // Of a thread.
+  constexpr int consumer_registers() const { return consumers == 2 ? 232 : 160; }
+  constexpr int other_registers() const { return consumers == 2 ? 40 : 32; }
   // fp32 scores and outputs, and 16-bit weights, that a consumer thread holds.
   constexpr int scores() const { return tile_n / 2; }
   constexpr int outputs() const { return head_v / 2; }
   constexpr int weights() const { return tile_n / 4; }
 };
 
+enum AttentionKernelIndex {
+  k64,
+  k64Tall,
+  k128,
+  k128Jagged,
+  k128SharesKeys,
+  k192,
+  k256,
+  kAttentionKernelCount,
+};
 inline constexpr AttentionKernel kAttentionKernels[] = {
     {64, 64, 128, 2, 4},
+    // The softmax of heads of 64 takes longer than their products: of two consumers', one runs
+    // under the products of the third.
+    {64, 64, 128, 2, 4, 3, /*waits_early=*/true},
     {128, 128, 128, 2, 2},
+    // Of the last block of keys half is masked on average: smaller blocks. They run as fast a key.
+    {128, 128, 96, 2, 3},
+    // Sharing makes every step 2 to 3 % slower, even where nothing is shared.
+    {128, 128, 128, 2, 2, 2, false, /*shares_keys=*/true},
     // Steps of larger heads are long enough to load q in. With fewer keys, products would be bound
     // by reads of q from shared memory.
     {192, 128, 128, 1, 2},
     {256, 256, 80, 1, 2},
 };
-inline constexpr int kAttentionKernelCount = static_cast<int>(std::size(kAttentionKernels));
+static_assert(std::size(kAttentionKernels) == kAttentionKernelCount);
 
 constexpr bool attention_kernel_is_possible(const AttentionKernel& kernel) {
   constexpr int kMaxSharedBytes = 227 * 1024;
   // Beside them addresses, running maxima and sums.
-  constexpr int kOtherRegistersOfConsumers = 40;
+  const int kept_free = kernel.consumers == 2 ? 40 : 32;
   return kernel.head_qk % 64 == 0 && kernel.head_v % 64 == 0 && kernel.tile_n % 16 == 0 &&
          kernel.head_v <= kernel.head_qk &&
-         kernel.scores() + kernel.outputs() + kernel.weights() + kOtherRegistersOfConsumers <=
-             AttentionKernel::kConsumerRegisters &&
+         kernel.scores() + kernel.outputs() + kernel.weights() + kept_free <=
+             kernel.consumer_registers() &&
+         AttentionKernel::kWarpGroupThreads *
+                 (kernel.other_registers() + kernel.consumers * kernel.consumer_registers()) <=
+             AttentionKernel::kRegistersPerSm &&
          kernel.shared_bytes() <= kMaxSharedBytes;
 }
 static_assert(std::all_of(std::begin(kAttentionKernels), std::end(kAttentionKernels),
                           attention_kernel_is_possible));
-static_assert(AttentionKernel::kWarpGroupThreads *
-                  (AttentionKernel::kOtherRegisters +
-                   AttentionKernel::kConsumers * AttentionKernel::kConsumerRegisters) <=
-              AttentionKernel::kRegistersPerSm);
 
 struct AttentionProblem {
   int64_t B, S, H, D, Dv, U;
@@ -81,31 +103,35 @@ struct AttentionProblem {
 };
 
 struct AttentionConfig {
-  static constexpr int kMinPartTiles = 2;
   static constexpr int kMaxParts = 8;  // CTAs of a cluster
 
-  int kernel;         // index in kAttentionKernels
-  int parts;          // into which each tile's keys are cut, for CTAs of a cluster
-  int ctas;           // persistent, at most one an SM; with parts, one a tile and part
-  int rows_together;  // of a consumer's 64 query rows, how many lie side by side for sure
-  bool tickets;       // a CTA that is free takes the next tile; else every ctas-th from its own on
+  int kernel;          // index in kAttentionKernels
+  int parts;           // into which each tile's keys are cut, for CTAs of a cluster
+  int ctas;            // persistent, at most one an SM
+  int rows_together;   // of a consumer's 64 query rows, how many lie side by side for sure
+  bool tickets;        // a CTA that is free takes the next tile, of 32 users those of the longest
+                       // histories first; else every ctas-th from its own on
+  int expected_tiles;  // of a user and head, whose first reads can be guessed; 0: they can't
+  int shared_blocks;   // of a tile, where those that don't fill a round are shared out; or 0
 };
 
 // Why no kernel takes the problem, or nullptr. Sizes aren't negative.
 constexpr const char* attention_decline_reason(const AttentionProblem& problem,
                                                const DeviceLimits& device) {
   constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+  constexpr int64_t kLeastTileM = kAttentionKernels[k64].tile_m();
+  constexpr int64_t kMostTileM = kAttentionKernels[k64Tall].tile_m();
   if (problem.D % 8 != 0 || problem.Dv % 8 != 0 || problem.Dv == 0) {
     return "head sizes that are not multiples of 8, which TMA needs";
   }
   // Nor may a run's end, rounded up to tiles, leave int32.
-  if (problem.S != 0 && problem.B > (kMaxSize - AttentionKernel::kTileM) / problem.S) {
+  if (problem.S != 0 && problem.B > (kMaxSize - kMostTileM) / problem.S) {
     return "2^31 query rows or more, which TMA coordinates can't hold";
   }
   // Nor the number of tiles, of all heads and parts, one grid further on.
-  const int64_t tiles = problem.B * problem.S / AttentionKernel::kTileM + problem.U + 1;
+  const int64_t tiles = problem.B * problem.S / kLeastTileM + problem.U + 1;
   if (problem.H > kMaxSize / 2 / tiles / AttentionConfig::kMaxParts) return "2^24 tiles or more";
-  const AttentionKernel& largest = kAttentionKernels[kAttentionKernelCount - 1];
+  const AttentionKernel& largest = kAttentionKernels[k256];
   if (problem.D > largest.head_qk || problem.Dv > largest.head_v) return "heads larger than 256";
   if (largest.shared_bytes() > device.max_shared_bytes_per_cta) {
     return "a device without the shared memory of the kernels";
@@ -113,46 +139,89 @@ constexpr const char* attention_decline_reason(const AttentionProblem& problem,
   return nullptr;
 }
 
-// For a problem without a decline reason: the smallest heads that hold the problem's.
-constexpr AttentionConfig attention_config(const AttentionProblem& problem,
-                                           const DeviceLimits& device) {
-  AttentionConfig config{};
-  while (kAttentionKernels[config.kernel].head_qk < problem.D ||
-         kAttentionKernels[config.kernel].head_v < problem.Dv) {
-    ++config.kernel;
-  }
-  // The run of each user that has candidates, and the rows without a user, may end in a tile that
-  // isn't full.
+// How many tiles there are where candidates are spread evenly, and how many there can be.
+struct AttentionTiles {
+  int64_t of_user;  // and head, where they are spread evenly
+  int64_t even, most;
+};
+constexpr AttentionTiles attention_tiles(const AttentionProblem& problem, int64_t tile_m) {
   const int64_t rows = problem.B * problem.S;
   const int64_t users = std::max<int64_t>(std::min(problem.U, problem.B), 1);
-  const int64_t most_tiles = (rows / AttentionKernel::kTileM + users + 1) * problem.H;
-  // Candidates that are spread evenly make fewer.
-  const int64_t rows_per_user = (rows + users - 1) / users;
-  const int64_t tiles_per_user =
-      std::max<int64_t>((rows_per_user + AttentionKernel::kTileM - 1) / AttentionKernel::kTileM, 1);
-  const int64_t tiles = tiles_per_user * users * std::max<int64_t>(problem.H, 1);
-  // Fewer tiles than half of the SMs: their keys are cut, into parts of at least kMinPartTiles.
+  const int64_t of_user = std::max<int64_t>(((rows + users - 1) / users + tile_m - 1) / tile_m, 1);
+  // The run of each user that has candidates, and the rows without a user, may end in a tile that
+  // isn't full.
+  return {of_user, of_user * users * std::max<int64_t>(problem.H, 1),
+          (rows / tile_m + users + 1) * problem.H};
+}
+
+// The smallest heads that hold the problem's. Tall tiles have steps 1.18 times as long, for 1.5
+// times the rows: not where they are mostly empty.
+constexpr AttentionKernelIndex attention_kernel_for_heads(const AttentionProblem& problem,
+                                                          const DeviceLimits& device) {
+  constexpr AttentionKernelIndex kBySize[] = {k64, k128, k192, k256};
+  int size = 0;
+  while (kAttentionKernels[kBySize[size]].head_qk < problem.D ||
+         kAttentionKernels[kBySize[size]].head_v < problem.Dv) {
+    ++size;
+  }
+  if (kBySize[size] != k64) return kBySize[size];
+  const auto rounds = [&](AttentionKernelIndex kernel) {
+    const int64_t tiles = attention_tiles(problem, kAttentionKernels[kernel].tile_m()).even;
+    return (tiles + device.sm_count - 1) / device.sm_count;
+  };
+  return 6 * rounds(k64Tall) < 5 * rounds(k64) ? k64Tall : k64;
+}
+
+// For a problem without a decline reason.
+constexpr AttentionConfig attention_config(const AttentionProblem& problem,
+                                           const DeviceLimits& device) {
+  constexpr int kMinPartTiles = 2;
+  constexpr int kMaxSharedBlocks = 1 << 14;  // times two rounds of tiles it stays in int32
+  AttentionConfig config{};
+  config.kernel = attention_kernel_for_heads(problem, device);
   const AttentionKernel& kernel = kAttentionKernels[config.kernel];
-  const int64_t most_parts = problem.L / (kernel.tile_n * AttentionConfig::kMinPartTiles);
-  config.parts = static_cast<int>(std::clamp<int64_t>(
-      device.sm_count / tiles, 1, std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));
-  config.ctas = static_cast<int>(config.parts > 1 ? most_tiles * config.parts
-                                                  : std::min<int64_t>(most_tiles, device.sm_count));
+  const AttentionTiles tiles = attention_tiles(problem, kernel.tile_m());
+  // Fewer tiles than half of the SMs: their keys are cut, into parts of at least kMinPartTiles.
+  const int64_t most_parts = problem.L / (kernel.tile_n * kMinPartTiles);
+  config.parts = static_cast<int>(
+      std::clamp<int64_t>(device.sm_count / tiles.even, 1,
+                          std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));
+  // With parts, a cluster for each tile there is if candidates are spread evenly. If there are
+  // more, these come after. More clusters, as many as there could be tiles, would mostly be empty,
+  // wait for SMs, and keep the next kernel from starting.
+  config.ctas = static_cast<int>(config.parts > 1 ? std::min(tiles.even, tiles.most) * config.parts
+                                                  : std::min<int64_t>(tiles.most, device.sm_count));
   config.rows_together = AttentionKernel::kConsumerRows;
   if (problem.ordered) {
     config.rows_together =
         static_cast<int>(std::gcd<int64_t>(problem.S, AttentionKernel::kConsumerRows));
   }
   // Clearing the counter is a launch of its own: not for a round or two of tiles.
-  config.tickets = problem.lengths_differ && config.parts == 1 && tiles > 2 * config.ctas;
+  config.tickets = problem.lengths_differ && config.parts == 1 && tiles.even > 2 * config.ctas;
+  // A guess only pays where it is mostly right.
+  const bool guesses = !problem.lengths_differ && !problem.ordered && problem.U > 0;
+  if (guesses) config.expected_tiles = static_cast<int>(tiles.of_user);
+  if (config.kernel != k128) return config;
+  if (config.tickets) config.kernel = k128Jagged;
+  if (config.parts == 1 && !problem.lengths_differ && config.ctas == device.sm_count) {
+    const int64_t blocks = (problem.L + kernel.tile_n - 1) / kernel.tile_n;
+    const int64_t unshared = (tiles.even + config.ctas - 1) / config.ctas * blocks;
+    const int64_t shared = (tiles.even * blocks + config.ctas - 1) / config.ctas;
+    // What is kept and added up costs about two blocks, and every step is slower.
+    const bool pays = unshared - shared > 2 + unshared / 64;
+    if (pays && blocks < kMaxSharedBlocks) {
+      config.kernel = k128SharesKeys;
+      config.shared_blocks = static_cast<int>(blocks);
+    }
+  }
   return config;
 }
 
 // "candidate_attention_sm90_128_128_128x128": heads, then tile
 inline std::string name(const AttentionKernel& kernel) {
   return "candidate_attention_sm90_" + std::to_string(kernel.head_qk) + "_" +
-         std::to_string(kernel.head_v) + "_" + std::to_string(AttentionKernel::kTileM) + "x" +
-         std::to_string(kernel.tile_n);
+         std::to_string(kernel.head_v) + "_" + std::to_string(kernel.tile_m()) + "x" +
+         std::to_string(kernel.tile_n) + (kernel.shares_keys ? "_shared" : "");
 }
 
 // For explain: the config as JSON.
@@ -163,7 +232,9 @@ inline std::string to_json(const AttentionConfig& config) {
          ", \"parts\": " + std::to_string(config.parts) +
          ", \"ctas\": " + std::to_string(config.ctas) +
          ", \"rows_together\": " + std::to_string(config.rows_together) +
-         ", \"tickets\": " + (config.tickets ? "true" : "false") + "}";
+         ", \"tickets\": " + (config.tickets ? "true" : "false") +
+         ", \"expected_tiles\": " + std::to_string(config.expected_tiles) +
+         ", \"shared_blocks\": " + std::to_string(config.shared_blocks) + "}";
 }
 
 }  // namespace ikbo

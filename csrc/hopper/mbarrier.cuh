@@ -18,6 +18,12 @@ __device__ inline void init(Barrier& barrier, uint32_t arrivals) {
   cuda::ptx::mbarrier_init(&barrier, arrivals);
 }
 
+// The other way round: its memory may hold anything, a new barrier for example. By one thread, when
+// nobody uses it any more.
+__device__ inline void invalidate(Barrier& barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
 // Makes initialised barriers visible to the copy engine and to the cluster.
 __device__ inline void fence_barrier_init() {
   cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
@@ -56,9 +62,9 @@ __device__ inline bool has_completed(Barrier& barrier, uint32_t phase) {
 }
 
 // Spins until the phase with this parity has completed. A phase that never completes is a bug
-// elsewhere: after about ten seconds the kernel traps instead of hanging the GPU.
+// elsewhere: after some ten seconds the kernel traps instead of hanging the GPU.
 __device__ inline void wait(Barrier& barrier, uint32_t phase) {
-  constexpr uint32_t kTries = 1u << 24;  // a failed try suspends the thread for about a microsecond
+  constexpr uint32_t kTries = 1u << 22;  // a failed try suspends the thread for up to 4 us
   for (uint32_t tries = 0; !cuda::ptx::mbarrier_try_wait_parity(&barrier, phase); ++tries) {
     if (tries == kTries) __trap();
   }

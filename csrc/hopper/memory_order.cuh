@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cuda/ptx>
 
-
 namespace ikbo::hopper {
 
 // After a barrier of the writing threads, by one of them.

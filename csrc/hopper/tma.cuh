@@ -23,6 +23,25 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// Brings a box into L2, where it is read from later; what lies out of range isn't. Also before
+// wait_for_previous_kernel(): nothing is read, and what that kernel writes it writes to L2.
+__device__ inline void prefetch_box(const CUtensorMap& map, int32_t x, int32_t y, int32_t z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+__device__ inline void prefetch_box(const CUtensorMap& map, int32_t x, int32_t y, int32_t z,
+                                    int32_t w) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x),
+      "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+// The same of 32 bytes and what lies around them.
+__device__ inline void prefetch_global(const void* place) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(place) : "memory");
+}
+
 // Loads one box into `destination` (128-byte aligned; 1024 where the map swizzles by 128 bytes) and
 // completes its bytes, those out of range included, on `barrier`. One thread calls it, after
 // arrive_expect_bytes. The map is a __grid_constant__ parameter of the kernel.

@@ -41,18 +41,6 @@ CUtensorMapDataType driver_type(ElementType type) {
   throw std::logic_error("ikbo: unknown element type");
 }
 
-CUtensorMapL2promotion driver_promotion(L2Promotion promotion) {
-  switch (promotion) {
-    case L2Promotion::kNone:
-      return CU_TENSOR_MAP_L2_PROMOTION_NONE;
-    case L2Promotion::k128Bytes:
-      return CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
-    case L2Promotion::k256Bytes:
-      return CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-  }
-  throw std::logic_error("ikbo: unknown L2 promotion");
-}
-
 // The driver's function, found at run time: the library doesn't link libcuda.so, which machines
 // without a GPU lack.
 using Encoder = decltype(&cuTensorMapEncodeTiled);
@@ -106,7 +94,7 @@ const char* defect(const void* base, ElementType type, List sizes, List byte_str
 }  // namespace
 
 CUtensorMap make_tensor_map(const void* base, ElementType type, List sizes, List byte_strides,
-                            List box, Swizzle swizzle, L2Promotion promotion) {
+                            List box, Swizzle swizzle) {
   const auto fail = [&](const std::string& reason) {
     throw std::runtime_error(
         "ikbo: no tensor map for sizes " + text(sizes) + ", byte strides " + text(byte_strides) +
@@ -130,7 +118,7 @@ CUtensorMap make_tensor_map(const void* base, ElementType type, List sizes, List
                 const_cast<void*>(base), driver_sizes.data(), driver_strides.data(),
                 driver_box.data(), element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle == Swizzle::kNone ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
-                driver_promotion(promotion), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) fail("the driver's error " + std::to_string(status));
   return map;
 }

@@ -196,10 +196,14 @@ void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
   o.out = out.mutable_data_ptr();
   if (lse.numel() > 0) o.lse = lse.mutable_data_ptr<float>();
   o.scale = static_cast<float>(p.scale);
-  OptTensor ticket;
-  if (config.tickets) {
-    ticket = zeros({1}, ScalarType::Int, out);
-    o.ticket = reinterpret_cast<uint32_t*>(ticket->mutable_data_ptr<int32_t>());
+  OptTensor cleared, kept;
+  if (const int64_t count = attention_zeros(config); count > 0) {
+    cleared = zeros({count}, ScalarType::Int, out);
+    o.zeros = reinterpret_cast<uint32_t*>(cleared->mutable_data_ptr<int32_t>());
+  }
+  if (const int64_t bytes = attention_kept_bytes(config); bytes > 0) {
+    kept = empty({bytes}, ScalarType::Byte, out);
+    o.kept = kept->mutable_data_ptr();
   }
   paths.kernel(config);
   run_candidate_attention(o, config, current_stream(device));

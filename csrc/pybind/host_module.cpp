@@ -18,6 +18,7 @@
 #include "config/group_candidates.h"
 #include "config/linear_compression.h"
 #include "config/norm.h"
+#include "config/shared_blocks.h"
 
 namespace py = pybind11;
 
@@ -351,6 +352,8 @@ void bind_candidate_attention(py::module_& m) {
       .def_readonly("tile_n", &Kernel::tile_n)
       .def_readonly("q_slots", &Kernel::q_slots)
       .def_readonly("stages", &Kernel::stages)
+      .def_readonly("consumers", &Kernel::consumers)
+      .def_property_readonly("tile_m", &Kernel::tile_m)
       .def_property_readonly("shared_bytes", &Kernel::shared_bytes)
       .def("__repr__", [](const Kernel& kernel) { return ikbo::name(kernel); });
   py::class_<Problem>(m, "AttentionProblem")
@@ -367,7 +370,27 @@ void bind_candidate_attention(py::module_& m) {
       .def_readonly("ctas", &Config::ctas)
       .def_readonly("rows_together", &Config::rows_together)
       .def_readonly("tickets", &Config::tickets)
+      .def_readonly("expected_tiles", &Config::expected_tiles)
+      .def_readonly("shared_blocks", &Config::shared_blocks)
       .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
+  m.def(
+      "shared_blocks",
+      [](int32_t ctas, int32_t blocks_of_tile, int32_t tiles) {
+        const ikbo::SharedBlocks shared{ikbo::FastDivisor(ctas), ikbo::FastDivisor(blocks_of_tile)};
+        using Part = std::tuple<int32_t, int32_t, int32_t, int32_t>;  // tile, first, end, sharers
+        std::vector<std::vector<Part>> runs(ctas);
+        for (int32_t run = 0; run < ctas; ++run) {
+          const int32_t end = shared.begin(tiles, run + 1);
+          for (int32_t begin = shared.begin(tiles, run); begin < end;) {
+            const ikbo::BlocksOfTile part = shared.take(begin, end);
+            begin += part.end - part.first;
+            const int32_t sharers = part.keeps() ? 0 : shared.sharers(tiles, run, part.tile);
+            runs[run].emplace_back(part.tile, part.first, part.end, sharers);
+          }
+        }
+        return runs;
+      },
+      py::arg("ctas"), py::arg("blocks_of_tile"), py::arg("tiles"));
   m.def("attention_kernels", [] {
     return std::vector<Kernel>(std::begin(ikbo::kAttentionKernels),
                                std::end(ikbo::kAttentionKernels));
@@ -433,6 +456,7 @@ void bind_norm(py::module_& m) {
       .def_readonly("partials", &NormConfig::partials)
       .def_readonly("by_ticket", &NormConfig::by_ticket)
       .def_readonly("paced", &NormConfig::paced)
+      .def_readonly("lead", &NormConfig::lead)
       .def_readonly("keeps_parameters", &NormConfig::keeps_parameters)
       .def_property_readonly("parameter_bytes", &NormConfig::parameter_bytes)
       .def_property_readonly("sum_bytes", &NormConfig::sum_bytes)

@@ -21,6 +21,18 @@ void run_candidate_attention(const AttentionOperands& operands, const AttentionC
   }
 }
 
+int64_t attention_zeros(const AttentionConfig& config) {
+  if (config.tickets) return 1;
+  if (config.shared_blocks == 0) return 0;
+  return config.ctas * attention::KeptFlags<attention::Shape<__half, k128SharesKeys>>::kOfCta;
+}
+
+int64_t attention_kept_bytes(const AttentionConfig& config) {
+  if (config.shared_blocks == 0) return 0;
+  using Shape = attention::Shape<__half, k128SharesKeys>;  // of either type
+  return config.ctas * static_cast<int64_t>(sizeof(attention::KeptResults<Shape>));
+}
+
 void load_candidate_attention() {
   const auto load = [&]<class S>(int) { load_kernel(attention::candidate_attention_sm90<S>); };
   attention::for_each_kernel<__nv_bfloat16>(load);

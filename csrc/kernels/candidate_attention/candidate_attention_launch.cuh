@@ -45,9 +45,18 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.scale = o.scale;
   params.rows_together = config.rows_together;
   params.parts = FastDivisor(config.parts);
-  params.ticket = o.ticket;
+  if (config.tickets) params.ticket = o.zeros;
+  if (config.expected_tiles > 0) {
+    params.guess = {true, FastDivisor(config.expected_tiles),
+                    FastDivisor(static_cast<int32_t>(o.H)), static_cast<int32_t>(o.B * o.S / o.U)};
+  }
+  if (config.shared_blocks > 0) {
+    params.shared_blocks = {FastDivisor(config.ctas), FastDivisor(config.shared_blocks)};
+    params.kept = o.kept;
+    params.kept_flags = o.zeros;
+  }
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
-  LaunchShape shape{static_cast<unsigned>(config.ctas), AttentionKernel::kThreads};
+  LaunchShape shape{static_cast<unsigned>(config.ctas), S::kConfig.threads()};
   shape.shared_bytes = S::kConfig.shared_bytes();
   shape.cluster = config.parts;
   shape.overlaps_previous = true;

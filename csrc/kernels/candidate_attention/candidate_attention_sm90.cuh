@@ -1,25 +1,28 @@
 // out = softmax(scale * q k^T) v for the query rows of candidates over the keys of their users,
 // each user's stored once. 16-bit operands, fp32 scores and sums; persistent and warp-specialised.
 //
-// A tile is 128 query rows of one user and head (query_tiles.cuh) and goes over the user's keys in
-// blocks of kTileN. Warp groups:
-// - Groups 0 and 1, consumers, 64 query rows each. A step multiplies q with a block of keys and, at
+// A tile is kTileM query rows of one user and head (query_tiles.cuh) and goes over the user's keys
+// in blocks of kTileN. Warp groups:
+// - Consumers, two or three, 64 query rows each. A step multiplies q with a block of keys and, at
 //   the same time, the block before's weights with its values; then come the softmax of the new
 //   scores and, under it, the rest of the second product. Steps go on across tiles: the first
 //   scores of a tile are made beside the last product of the one before, whose results are stored
 //   in the same step. The consumers take turns at the tensor cores (kTurn), so that the softmax of
 //   one runs under the products of the other.
-// - Group 2, one warp each (loads.cuh): find tiles, load q, load k, load v.
+// - The last group, one warp each (loads.cuh): find tiles, load q, load k, load v.
 // Where a consumer has no rows in a tile it lets the blocks go by. Where there are too few tiles
 // for the GPU each is cut into parts of its keys, for a cluster of CTAs that add up their results
-// in the end (split.cuh).
+// in the end (split.cuh). Where tiles don't fill the last round, a kernel that shares keys deals
+// out their blocks (shared_keys.cuh).
 #pragma once
 
 #include "hopper/cluster.cuh"
 #include "hopper/dependent_launch.cuh"
 #include "hopper/wgmma.cuh"
+#include "kernels/candidate_attention/ask_early.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
+#include "kernels/candidate_attention/shared_keys.cuh"
 #include "kernels/candidate_attention/softmax.cuh"
 #include "kernels/candidate_attention/split.cuh"
 
@@ -75,11 +78,13 @@ __device__ inline void scale_rows(Outputs<S>& outputs, float upper, float lower)
 // of a product to a uniform register just before it.
 template <class S>
 __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
-  constexpr int kBoth = kConsumers * kGroupThreads;
+  constexpr int kBoth = 2 * kGroupThreads;                // one hands on, one takes
   constexpr uint32_t kSlotQ = S::kConfig.q_bytes() / 16;  // descriptors count in 16 bytes
   constexpr uint32_t kSlotK = S::kConfig.k_bytes() / 16, kSlotV = S::kConfig.v_bytes() / 16;
   const NamedBarrier my_turn = hopper::numbered(NamedBarrier::kTurn, consumer);
-  const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, 1 - consumer);
+  // Of two without a remainder, or ptxas serialises products.
+  const int next_consumer = S::kConsumers == 2 ? 1 - consumer : (consumer + 1) % S::kConsumers;
+  const NamedBarrier its_turn = hopper::numbered(NamedBarrier::kTurn, next_consumer);
   const uint32_t thread = hopper::thread_of_group();
   auto& ring_q = shared.ring_q[consumer];
   const uint64_t q = hopper::descriptor<hopper::Major::kK>(shared.q[consumer][0][0]);
@@ -87,14 +92,14 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   const uint64_t v =
       hopper::descriptor<hopper::Major::kMn>(shared.v[0][0], S::kTileN * hopper::kSwizzleRowBytes);
 
-  Tiles::Position at;
+  typename S::Tiles::Position at;
   typename S::RingQ::Position at_q;
   typename S::Ring::Position at_k, at_v;
   const auto has_rows = [&](const QueryTile& tile) { return tile.rows > consumer * kConsumerRows; };
   // The next tile with keys, or the last.
   const auto next_tile = [&] {
     for (;;) {
-      const QueryTile tile = shared.tiles.read(at);
+      const typename S::Tile tile = shared.tiles.read(at);
       at.advance();
       if (tile.is_last() || tile.kv_len > 0) return tile;
       if (params.is_split()) {
@@ -129,9 +134,16 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     at_q.advance();
   };
 
-  if (consumer == 1) hopper::barrier_arrive(its_turn, kBoth);  // consumer 0 has the first turn
+  // Consumer 0 has the first turn.
+  if (consumer == S::kConsumers - 1) hopper::barrier_arrive(its_turn, kBoth);
   Softmax<S::kTileN / 2> softmax(params.scale);
-  QueryTile tile = next_tile();
+  typename S::Tile tile = next_tile();
+  const auto leave = [&](Outputs<S>& outputs, float (&lse)[2]) {
+    if constexpr (S::kSharesKeys) {
+      if (tile.keeps) return keep_results<S>(params, outputs, lse, consumer);
+    }
+    store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+  };
   while (!tile.is_last()) {
     if (!has_rows(tile)) {
       for (int32_t key = 0; key < tile.kv_len; key += S::kTileN) {
@@ -167,7 +179,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     int32_t keys_left = tile.kv_len - S::kTileN;
     bool adds = false;      // to outputs of blocks before
     bool is_there = false;  // the next block of keys
-    QueryTile next = tile;
+    typename S::Tile next = tile;
     float lse[2];
     for (;;) {
       const bool finishes = keys_left <= 0;
@@ -185,6 +197,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       hopper::wgmma_wait<1>();  // the scores
       hopper::fence_registers(scores);
       shared.ring_k.release(at_k.slot_before(1), thread);
+      if constexpr (S::kConfig.waits_early) release_q(keys_left);
       float2 factor;
       if (finishes) {
         factor = softmax.finish(lse);
@@ -194,7 +207,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       if (!finishes) factor = correction;
       // Not before the softmax, because ptxas moves the exponentials past a wait that follows them
       // without a branch between.
-      release_q(keys_left);
+      if constexpr (!S::kConfig.waits_early) release_q(keys_left);
       hopper::wgmma_wait<0>();
       hopper::fence_registers(outputs);
       shared.ring_v.release(at_v.slot_before(1), thread);
@@ -206,7 +219,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       keys_left -= S::kTileN;
       adds = !finishes;
       if (finishes) {
-        store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+        leave(outputs, lse);
         __syncwarp();
         tile = next;
       }
@@ -221,7 +234,10 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       keep_partial<S>(shared, outputs, lse, consumer);
       break;  // the CTA's only tile
     }
-    store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+    if constexpr (S::kSharesKeys) {
+      if (tile.adds > 0) add_kept_results<S>(params, outputs, lse, consumer, tile.adds);
+    }
+    leave(outputs, lse);
     __syncwarp();
     tile = next;
   }
@@ -229,59 +245,93 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   if (consumer == 0) hopper::barrier_wait(my_turn, kBoth);
 }
 
+// Of group 2, each warp those of the ring that it fills.
 template <class S>
-__global__ void __launch_bounds__(AttentionKernel::kThreads, 1)
+__device__ void init_barriers(Shared<S>& shared, int warp) {
+  if (warp == 0) {
+    shared.tiles.init_by_warp();
+  } else if (warp == 1) {
+    for (auto& ring : shared.ring_q) ring.init_by_warp();
+  } else if (warp == 2) {
+    shared.ring_k.init_by_warp();
+  } else {
+    shared.ring_v.init_by_warp();
+  }
+  hopper::fence_barrier_init();
+}
+
+template <class S>
+__device__ void invalidate_barriers(Shared<S>& shared, int warp) {
+  const auto invalidate = [](auto& ring) {
+    constexpr int kSlots = sizeof(ring.full) / sizeof(hopper::Barrier);
+    const int lane = threadIdx.x % 32;
+    if (lane < kSlots) hopper::invalidate(ring.full[lane]);
+    if (lane < kSlots) hopper::invalidate(ring.empty[lane]);
+    __syncwarp();
+  };
+  if (warp == 0) {
+    invalidate(shared.tiles);
+  } else if (warp == 1) {
+    for (auto& ring : shared.ring_q) invalidate(ring);
+  } else if (warp == 2) {
+    invalidate(shared.ring_k);
+  } else {
+    invalidate(shared.ring_v);
+  }
+}
+
+template <class S>
+__global__ void __launch_bounds__(S::kConfig.threads(), 1)
     candidate_attention_sm90(const __grid_constant__ Params params) {
   extern __shared__ char unaligned[];
   const uint32_t base = hopper::shared_address(unaligned);
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
-  if (group == kConsumers) {
-    const bool elected = hopper::elect_one();
-    if (warp == 0) {
-      shared.tiles.init_by_warp();
-    } else if (warp == 1) {
-      if (elected) hopper::prefetch_tensor_map(params.q);
-      for (auto& ring : shared.ring_q) ring.init_by_warp();
-    } else if (warp == 2) {
-      if (elected) hopper::prefetch_tensor_map(params.k);
-      shared.ring_k.init_by_warp();
-    } else {
-      if (elected) hopper::prefetch_tensor_map(params.v);
-      shared.ring_v.init_by_warp();
-    }
-    hopper::fence_barrier_init();
+  if (group == S::kConsumers) {
+    if (hopper::elect_one()) ask_early<S>(params, warp);
+    init_barriers(shared, warp);
   }
   // Everything after may read or write what kernels before this one use. The next may start where
   // SMs are free.
   hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
   __syncthreads();
-  if (group < kConsumers) {
-    hopper::take_registers<AttentionKernel::kConsumerRegisters>();
-    consume<S>(shared, params, group);
-    if (params.is_split()) {
-      hopper::cluster_sync();
+  if (group < S::kConsumers) {
+    hopper::take_registers<S::kConfig.consumer_registers()>();
+    for (;;) {
+      consume<S>(shared, params, group);
+      if (!meets(shared, params)) return;
+      meet_with_parts();
       finish_split<S>(shared, params, hopper::cluster_cta_rank());
-      hopper::cluster_sync();
+      meet_after_reading();
+      if (!shared.has_more) return;
+      __syncthreads();
     }
-    return;
   }
-  hopper::give_registers<AttentionKernel::kOtherRegisters>();
-  if (warp == 0) {
-    find_tiles(shared, params);
-  } else if (warp == 1) {
-    load_q(shared, params);
-  } else if (warp == 2) {
-    if (hopper::elect_one()) load_k(shared, params);
-  } else {
-    if (hopper::elect_one()) load_v(shared, params);
+  hopper::give_registers<S::kConfig.other_registers()>();
+  for (int32_t round = 0;; ++round) {
+    if (warp == 0) {
+      if constexpr (S::kSharesKeys) {
+        if (params.kept != nullptr) return find_shared_tiles(shared, params);
+      }
+      find_tiles(shared, params, round);
+    } else if (warp == 1) {
+      load_q(shared, params);
+    } else if (warp == 2) {
+      if (hopper::elect_one()) load_k(shared, params);
+    } else {
+      if (hopper::elect_one()) load_v(shared, params);
+    }
+    __syncwarp();
+    if (!meets(shared, params)) return;
+    meet_with_parts();
+    meet_after_reading();
+    if (!shared.has_more) return;
+    invalidate_barriers(shared, warp);
+    init_barriers(shared, warp);
+    __syncthreads();
   }
-  if (!params.is_split()) return;
-  __syncwarp();
-  hopper::cluster_sync();
-  hopper::cluster_sync();  // until the others have read this CTA's results
 }
 
 }  // namespace ikbo::attention

@@ -1,35 +1,35 @@
 // The warps of group 2: one finds the CTA's tiles, three load.
 #pragma once
 
-#include <limits>
-
 #include "hopper/tma.cuh"
 #include "kernels/candidate_attention/shape.cuh"
 
 namespace ikbo::attention {
 
-// A whole warp. A CTA of a cluster, whose parts are those of a tile, has one tile. By tickets, a
+// A whole warp. A CTA of a cluster, whose parts are those of a tile, has one tile at a time
+// (finish_split() reads where its operands were), the `round`th. By tickets, a
 // tile is taken when all have begun the one before: taken earlier it would wait here while other
 // CTAs have nothing to do.
-inline constexpr int32_t kNoTile = std::numeric_limits<int32_t>::max();
-
 template <class S>
-__device__ void find_tiles(Shared<S>& shared, const Params& params) {
-  TileFinder<kTileM> finder(params.runs);
-  Tiles::Position position;
+__device__ void find_tiles(Shared<S>& shared, const Params& params, int32_t round) {
+  TileFinder<S::kTileM> finder(params.runs, params.ticket != nullptr);
+  typename S::Tiles::Position position;
   const bool writes = threadIdx.x % 32 == 0;
-  int32_t index = blockIdx.x;  // of parts of tiles
+  int32_t index = blockIdx.x + round * gridDim.x;  // of parts of tiles
   for (;; position.advance()) {
     const int32_t of_tiles = params.parts.divide(index);
     QueryTile tile = finder.find(of_tiles);
     if (params.is_split()) {
       tile.take_part(params.parts.remainder(index, of_tiles), params.parts.divisor(), S::kTileN);
     }
-    if (writes) shared.tiles.write(position, tile);
+    if (writes) shared.tiles.write(position, typename S::Tile{tile});
     if (tile.is_last()) return;
     if (params.is_split()) {
-      index = kNoTile;
-      continue;
+      position.advance();
+      if (writes) shared.tiles.write(position, typename S::Tile{QueryTile{.head = -1}});
+      const bool has_more = !finder.find(params.parts.divide(index + gridDim.x)).is_last();
+      if (writes) shared.has_more = has_more;
+      return;
     }
     if (params.ticket == nullptr) {
       index += gridDim.x;
@@ -50,14 +50,14 @@ template <class S>
 __device__ void load_q(Shared<S>& shared, const Params& params) {
   const int lane = threadIdx.x % 32;
   const int32_t together = params.rows_together;
-  Tiles::Position at;
-  typename S::RingQ::Position positions[kConsumers];
+  typename S::Tiles::Position at;
+  typename S::RingQ::Position positions[S::kConsumers];
   for (;; at.advance()) {
     const QueryTile tile = shared.tiles.read(at);
     if (tile.is_last()) return;
     if (tile.kv_len <= 0) continue;
 #pragma unroll
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+    for (int consumer = 0; consumer < S::kConsumers; ++consumer) {
       if (tile.rows <= consumer * kConsumerRows) break;
       auto& ring = shared.ring_q[consumer];
       auto& position = positions[consumer];
@@ -81,7 +81,7 @@ __device__ void load_q(Shared<S>& shared, const Params& params) {
 // One thread. Waits until both consumers have released a stage.
 template <class S>
 __device__ void load_k(Shared<S>& shared, const Params& params) {
-  Tiles::Position at;
+  typename S::Tiles::Position at;
   typename S::Ring::Position position;
   for (;; at.advance()) {
     const QueryTile tile = shared.tiles.read_alone(at);
@@ -102,7 +102,7 @@ __device__ void load_k(Shared<S>& shared, const Params& params) {
 // One thread, likewise.
 template <class S>
 __device__ void load_v(Shared<S>& shared, const Params& params) {
-  Tiles::Position at;
+  typename S::Tiles::Position at;
   typename S::Ring::Position position;
   for (;; at.advance()) {
     const QueryTile tile = shared.tiles.read_alone(at);

@@ -59,11 +59,16 @@ struct UserRuns {
 };
 
 // A warp's view of the tiles of all runs, in the order of users and each user's heads. Neighbouring
-// tiles have the same keys, so CTAs that take neighbours share them in L2.
+// tiles have the same keys, so CTAs that take neighbours share them in L2. Where asked for, of each
+// 32 users those with the longest histories come first: CTAs that take the next tile when they are
+// free end closer together.
 template <int kTileM>
 class TileFinder {
  public:
-  __device__ explicit TileFinder(const UserRuns& runs) : runs_(runs) { load(0, 0); }
+  __device__ explicit TileFinder(const UserRuns& runs, bool longest_first = false)
+      : runs_(runs), longest_first_(longest_first) {
+    load(0, 0);
+  }
 
   // Tile `index`, no smaller than the last call's. All lanes.
   __device__ QueryTile find(int32_t index) {
@@ -86,7 +91,8 @@ class TileFinder {
     const int32_t row = of_user % tiles * kTileM;
     tile.first_row = first_row + row;
     tile.rows = min(kTileM, rows - row);
-    const int32_t user = first_user_ + owner;
+    int32_t user = first_user_ + owner;
+    if (longest_first_) user = __shfl_sync(0xffffffffu, user_, owner);
     if (user == runs_.U) return tile;  // no keys
     tile.kv_batch = runs_.kv_start != nullptr ? 0 : user;
     tile.kv_row = __shfl_sync(0xffffffffu, kv_row_, owner);
@@ -120,6 +126,7 @@ class TileFinder {
     first_candidate_ = first;
     candidates_ = (user < runs_.U ? next : runs_.B) - first;
     if (user > runs_.U) candidates_ = 0;
+    if (longest_first_) sort(user);
     const int64_t rows = int64_t{candidates_} * runs_.S.divisor();
     tiles_ = static_cast<int32_t>((rows + kTileM - 1) / kTileM);
     inclusive_ = tiles_ * runs_.H;
@@ -130,7 +137,30 @@ class TileFinder {
     }
   }
 
+  // Gives the lanes their users by descending length of history.
+  __device__ void sort(int32_t user) {
+    const int lane = threadIdx.x % 32;
+    const int32_t length = user < runs_.U ? kv_len_ : -1;
+    int rank = 0, from = 0;
+#pragma unroll 8
+    for (int i = 0; i < 32; ++i) {
+      const int32_t other = __shfl_sync(0xffffffffu, length, i);
+      rank += other > length || (other == length && i < lane);
+    }
+#pragma unroll 8
+    for (int i = 0; i < 32; ++i) {
+      if (__shfl_sync(0xffffffffu, rank, i) == lane) from = i;
+    }
+    user_ = __shfl_sync(0xffffffffu, user, from);
+    first_candidate_ = __shfl_sync(0xffffffffu, first_candidate_, from);
+    candidates_ = __shfl_sync(0xffffffffu, candidates_, from);
+    kv_row_ = __shfl_sync(0xffffffffu, kv_row_, from);
+    kv_len_ = __shfl_sync(0xffffffffu, kv_len_, from);
+  }
+
   const UserRuns& runs_;
+  const bool longest_first_;
+  int32_t user_ = 0;                              // where sorted, the lane's
   int32_t first_user_ = 0;                        // of the 32 users at hand, a lane each
   int32_t before_ = 0;                            // tiles of the users before them, of all heads
   int32_t first_candidate_ = 0, candidates_ = 0;  // of the lane's user
@@ -140,12 +170,12 @@ class TileFinder {
 };
 
 // Hands tiles from the warp that finds them to those that work on them.
-template <int kSlots, int kReaders>
+template <int kSlots, int kReaders, class Tile>
 struct TileRing {
   using Position = hopper::RingPosition<kSlots>;
   hopper::Barrier full[kSlots];
   hopper::Barrier empty[kSlots];
-  QueryTile tiles[kSlots];
+  Tile tiles[kSlots];
 
   // By a whole warp, as Pipeline's.
   __device__ void init_by_warp() {
@@ -157,7 +187,7 @@ struct TileRing {
     }
   }
   // By one thread.
-  __device__ void write(const Position& position, const QueryTile& tile) {
+  __device__ void write(const Position& position, const Tile& tile) {
     hopper::wait(empty[position.slot], position.phase ^ 1);
     tiles[position.slot] = tile;
     hopper::arrive(full[position.slot]);
@@ -167,16 +197,16 @@ struct TileRing {
     hopper::wait(empty[position.slot], position.phase);
   }
   // By each reader, which is a thread.
-  __device__ QueryTile read_alone(const Position& position) {
+  __device__ Tile read_alone(const Position& position) {
     hopper::wait(full[position.slot], position.phase);
-    const QueryTile tile = tiles[position.slot];
+    const Tile tile = tiles[position.slot];
     hopper::arrive(empty[position.slot]);
     return tile;
   }
   // By each reader, which is a warp.
-  __device__ QueryTile read(const Position& position) {
+  __device__ Tile read(const Position& position) {
     hopper::wait(full[position.slot], position.phase);
-    const QueryTile tile = tiles[position.slot];
+    const Tile tile = tiles[position.slot];
     __syncwarp();
     if (threadIdx.x % 32 == 0) hopper::arrive(empty[position.slot]);
     return tile;

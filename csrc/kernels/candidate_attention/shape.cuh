@@ -4,8 +4,11 @@
 
 #include <cuda.h>  // CUtensorMap
 
+#include <type_traits>
+
 #include "config/candidate_attention.h"
 #include "config/fast_divisor.h"
+#include "config/shared_blocks.h"
 #include "hopper/mbarrier.cuh"
 #include "hopper/pipeline.cuh"
 #include "hopper/swizzle.cuh"
@@ -14,18 +17,23 @@
 
 namespace ikbo::attention {
 
-inline constexpr int kConsumers = AttentionKernel::kConsumers;
 inline constexpr int kConsumerRows = AttentionKernel::kConsumerRows;
-inline constexpr int kTileM = AttentionKernel::kTileM;
 inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
 inline constexpr int kFewRows = 8;
 inline constexpr int kBlock = 64;  // elements of a head that stand side by side in shared memory
 
 // Named barriers (0 is __syncthreads).
 enum class NamedBarrier {
-  kTurn = 1,     // one a consumer: its turn at the tensor cores
-  kBothEnd = 3,  // of a tile cut into parts: neither consumer reads operands any more
+  kTurn = 1,  // one a consumer: its turn at the tensor cores
+  kEnd = 4,   // one a consumer: of a tile cut into parts, no consumer reads operands any more
 };
+
+struct SharedTile;
+
+// The readers of a tile: the warp that loads q, the threads that load k and v, four warps of each
+// consumer.
+template <int kConsumers, class Tile>
+using TilesOf = TileRing<2, 1 + 2 + kConsumers * 4, Tile>;
 
 // One of kAttentionKernels for one element type.
 template <class T_, int kKernel>
@@ -33,26 +41,36 @@ struct Shape {
   using T = T_;
   static constexpr AttentionKernel kConfig = kAttentionKernels[kKernel];
   static constexpr int kHeadQk = kConfig.head_qk, kHeadV = kConfig.head_v;
+  static constexpr int kTileM = kConfig.tile_m();
   static constexpr int kTileN = kConfig.tile_n, kStages = kConfig.stages;
+  static constexpr bool kSharesKeys = kConfig.shares_keys;
+  using Tile = std::conditional_t<kSharesKeys, SharedTile, QueryTile>;
+  static constexpr int kConsumers = kConfig.consumers;
+  using Tiles = TilesOf<kConsumers, Tile>;
   using RingQ = hopper::Pipeline<kConfig.q_slots, 1>;
   using Ring = hopper::Pipeline<kStages, kConsumers>;
 };
-
-// The readers of a tile: the warp that loads q, the threads that load k and v, four warps of each
-// consumer.
-using Tiles = TileRing<2, 1 + 2 + kConsumers * 4>;
 
 template <class S>
 struct alignas(hopper::kSwizzleAtomBytes) Shared {
   using T = typename S::T;
   // Blocks of 64 elements of the head, rows of 128 bytes.
-  T q[kConsumers][S::kConfig.q_slots][S::kHeadQk / kBlock][kConsumerRows * kBlock];
+  T q[S::kConsumers][S::kConfig.q_slots][S::kHeadQk / kBlock][kConsumerRows * kBlock];
   T k[S::kStages][S::kHeadQk / kBlock][S::kTileN * kBlock];
   T v[S::kStages][S::kHeadV / kBlock][S::kTileN * kBlock];
-  typename S::RingQ ring_q[kConsumers];
+  typename S::RingQ ring_q[S::kConsumers];
   typename S::Ring ring_k;
   typename S::Ring ring_v;
-  Tiles tiles;
+  typename S::Tiles tiles;
+  bool has_more;  // where tiles are cut into parts: the CTA gets another one
+};
+
+// Candidates spread evenly over users, for what is asked for early (ask_early.cuh).
+struct Guess {
+  bool is_likely;
+  FastDivisor tiles;  // of a user and head
+  FastDivisor heads;
+  int32_t rows;  // of a user
 };
 
 struct Params {
@@ -70,7 +88,11 @@ struct Params {
   int32_t rows_together;     // of a consumer's 64, how many lie side by side in the batch
   FastDivisor parts;         // of the keys of each tile: CTAs of a cluster
   uint32_t* ticket;          // the next one, or null
+  Guess guess;
   float scale;
+  SharedBlocks shared_blocks;  // where keys are shared
+  void* kept;                  // KeptResults, one a CTA; null: none are shared
+  uint32_t* kept_flags;        // one for each warp of each CTA's consumers, 0 at first
 
   __device__ bool is_split() const { return parts.divisor() > 1; }
 };

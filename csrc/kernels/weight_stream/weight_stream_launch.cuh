@@ -35,10 +35,9 @@ void launch_kernel(const Operands& operands, const WeightStreamProblem& problem,
   using K = WeightStreamKernel;
   constexpr ElementType kType =
       std::is_same_v<typename S::T, __half> ? ElementType::kFloat16 : ElementType::kBfloat16;
-  // DRAM hands out a row's next 128 bytes with these.
   const auto map = [&](const void* base, int64_t rows, int64_t stride, int64_t box_rows) {
     return make_tensor_map(base, kType, {problem.K, rows}, {stride * K::kElementBytes},
-                           {kTileK, box_rows}, Swizzle::k128Bytes, L2Promotion::k256Bytes);
+                           {kTileK, box_rows}, Swizzle::k128Bytes);
   };
   const int64_t token_rows = weight_stream_model::token_rows(problem);
   Params params{};

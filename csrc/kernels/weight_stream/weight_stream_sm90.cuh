@@ -266,10 +266,15 @@ __global__ void __launch_bounds__(kThreads, WeightStreamKernel::kCtasPerSm)
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const Work work(p);
   const bool produces = hopper::warp_index() == WeightStreamKernel::kConsumerThreads / 32;
-  if (!p.x_is_under_way) hopper::wait_for_previous_kernel();
   if (produces) {
     shared.ring.init_by_warp();
     hopper::fence_barrier_init();
+  } else if (threadIdx.x == 0) {
+    for (int i = 0; i < S::kWeights; ++i) hopper::prefetch_tensor_map(p.w[i]);
+    hopper::prefetch_tensor_map(p.x);
+  }
+  if (!p.x_is_under_way) hopper::wait_for_previous_kernel();
+  if (produces) {
     __syncwarp();
     if (hopper::elect_one()) begin_producing(shared, p, work);
   } else if (threadIdx.x < S::kWeights * (kRows / 2)) {

@@ -26,7 +26,8 @@ def assert_matches_definition(
         multiple: how much worse than plain is accepted.
     """
     assert actual.shape == exact.shape, f"shape {tuple(actual.shape)} != {tuple(exact.shape)}"
-    got, want = actual.detach().cpu().double(), exact.detach().cpu().double()
+    want = exact.detach().double()
+    got = actual.detach().to(want.device).double()
     for what, where in (("NaN", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
         differs = where(got) != where(want)
         assert not differs.any(), f"{what} wanted and got in different places: {_first(differs)}"
@@ -34,7 +35,7 @@ def assert_matches_definition(
     if not finite.any():
         return
     # Widened first: a plain result that overflowed its dtype says nothing about the bound.
-    stand_in = (want.to(actual.dtype) if plain is None else plain.detach().cpu()).double()
+    stand_in = (want.to(actual.dtype) if plain is None else plain.detach().to(want.device)).double()
     allowed_by_plain = (stand_in - want)[finite & torch.isfinite(stand_in)]
     plain_error = allowed_by_plain.abs().max() if allowed_by_plain.numel() else want.new_zeros(())
     floor = torch.finfo(actual.dtype).eps * want[finite].square().mean().sqrt()
