@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "config/device_limits.h"
@@ -51,12 +50,6 @@ struct NormMapping {
 
 namespace norm_detail {
 
-// For measurements only.
-inline int64_t tried(const char* name, int64_t otherwise) {
-  const char* const text = std::getenv(name);
-  return text ? std::atoll(text) : otherwise;
-}
-
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Lanes (a power of two) and vectors a lane for a row within a warp: fewest idle. Of those the
@@ -72,7 +65,7 @@ inline int64_t fit_in_warp(NormPass pass, int64_t vectors, NormMapping& m) {
       // Else a row would take the kernel for 9, with half as many warps an SM.
       if (each > 4 && idle > 0 && vectors <= 128) continue;
       const bool fewer_lanes =
-          pass == NormPass::kForward && idle == fewest && each <= tried("NORM_WARP_VECTORS", 4);
+          pass == NormPass::kForward && idle == fewest && each <= NormMapping::kCtaThreadVectors;
       if (idle >= fewest && !fewer_lanes) continue;
       fewest = idle;
       m.lanes = lanes;
@@ -86,8 +79,7 @@ inline int64_t fit_in_warp(NormPass pass, int64_t vectors, NormMapping& m) {
 // the forward takes the most vectors, so that an SM works on more rows; the backward, which leaves
 // a partial sum a CTA, the fewest. Returns the idle packets.
 inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
-  const int few = pass == NormPass::kForward ? 8 : static_cast<int>(tried("IKBO_NORM_WARPS", 8));
-  const int most = packets <= 8 * NormMapping::kCtaThreadVectors ? few : 16;
+  const int most = packets <= 8 * NormMapping::kCtaThreadVectors ? 8 : 16;
   int64_t fewest = INT64_MAX;
   for (int each = 1; each <= NormMapping::kCtaThreadVectors; ++each) {
     const int64_t warps = ceil_div(packets, each), idle = warps * each - packets;
@@ -143,10 +135,8 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
   // The backward keeps sums a column in registers, so a CTA takes half as much.
   const int64_t half = 8 * NormMapping::kCtaThreadVectors, most = 2 * half;
   // Up to half of that again still fills an SM alone.
-  const int64_t alone = norm_detail::tried("IKBO_NORM_ALONE", 48);
-  int64_t a_cta = forward                              ? norm_detail::tried("NORM_PACKETS", most)
-                  : packets > half && packets <= alone ? most
-                                                       : half;
+  constexpr int64_t kAlone = 48;
+  int64_t a_cta = forward || (packets > half && packets <= kAlone) ? most : half;
   if (packets > a_cta * NormMapping::kMaxCluster) a_cta = most;
   while (a_cta * m.cluster < packets) m.cluster *= 2;
   if (m.cluster > NormMapping::kMaxCluster) {
@@ -240,18 +230,16 @@ inline int stage_bytes(const NormConfig& c) {
 
 inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const DeviceLimits& device) {
   using norm_detail::ceil_div;
-  const int64_t kStageBytes =
-      norm_detail::tried("NORM_STAGE_BYTES", 2048);  // of x, at least, where rows are short
+  constexpr int64_t kStageBytes = 2048;   // of x, at least, where rows are short
   constexpr int64_t kTicketStage = 8192;  // of x: a counter takes about 400 draws a microsecond
   constexpr int64_t kStaticBytes = 4096;  // more than the kernels' barriers and sums take
-  const int64_t bytes_per_sm =
-      norm_detail::tried("NORM_KB", 200) * 1024;  // of dynamic shared memory, of 228 KB in all
+  constexpr int64_t kBytesPerSm = 200 * 1024;  // of dynamic shared memory, of 228 KB in all
   const bool forward = pass == NormPass::kForward;
   // From here on that SMs are not equally fast is worth a counter, which costs its clearing.
   constexpr int64_t kTicketBytes = int64_t{32} << 20;
   constexpr int64_t kPacedBytes = int64_t{256} << 20;
   // Up to here starting CTAs is quicker than setting up rings.
-  const int64_t kDirectBytes = norm_detail::tried("NORM_DIRECT_MB", 4) << 20;
+  constexpr int64_t kDirectBytes = int64_t{4} << 20;
   NormConfig c{};
   c.pass = pass;
   c.groups = p.groups;
@@ -303,7 +291,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     per_sm = std::clamp(16 / m.warps, 1, 8);
   }
   const int64_t room =
-      std::min<int64_t>(bytes_per_sm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
+      std::min<int64_t>(kBytesPerSm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
       c.kept_bytes();
   if (!m.in_warp()) {
     // The backward's two rows share the exchange of their sums where there is room.
@@ -316,11 +304,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   }
   c.stage_bytes = norm_detail::stage_bytes(c);
   // More would only take room: in flight is enough with fewer the shorter rows are.
-  const int most = m.in_warp()
-                       ? static_cast<int>(forward ? norm_detail::tried("NORM_WARP_STAGES", 3)
-                                                  : norm_detail::tried("IKBO_NORM_STAGES", 2))
-                       : (forward ? static_cast<int>(norm_detail::tried("NORM_STAGES", 4))
-                                  : NormConfig::kMaxStages);
+  const int most = m.in_warp() ? (forward ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
   const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
   c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
   // Wide stages of several wide operands may fill an SM alone.
@@ -341,10 +325,10 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   // SMs are not equally fast. The backward's rows stay where they are: the order of its sums does.
   const int64_t bytes = p.rows * p.columns * p.staged[0];
   const bool uneven = !m.in_warp() && p.groups == 1 && bytes >= kTicketBytes;
-  c.by_ticket = forward && uneven && m.cluster == 1 && norm_detail::tried("NORM_TICKET", 1) != 0;
-  c.paced = forward && uneven && !c.by_ticket && norm_detail::tried("NORM_PACE", 1) != 0;
+  c.by_ticket = forward && uneven && m.cluster == 1;
+  c.paced = forward && uneven && !c.by_ticket;
   if (!forward && uneven && m.thread_vectors > NormConfig::kPairVectors && bytes >= kPacedBytes) {
-    c.lead = static_cast<int>(norm_detail::tried("IKBO_NORM_LEAD", 2));
+    c.lead = 2;
   }
   return c;
 }
