@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,14 +61,18 @@ def test_every_problem_has_a_config(op: str, M: int, N: int, K: int, device: obj
     M=sizes, N=st.integers(1, 1500), K=st.integers(1, 4000), out=st.integers(1, 1500),
     device=st.sampled_from(DEVICES),
 )  # fmt: skip
-def test_mlp_is_a_gated_linear_and_a_linear(
-    M: int, N: int, K: int, out: int, device: object
-) -> None:
+def test_mlp_is_a_gated_linear_and_a_linear(M: int, N: int, K: int, out: int, device: Any) -> None:
     config = _host.gated_mlp_config(M, 8 * N, K, 8 * out, device)
     assert config.launches == 2
     hidden = _host.gated_linear_config(M, 8 * N, K, device).product
     down = _host.linear_act_config(M, 8 * out, 8 * N, device).product
-    assert repr(config.hidden) == repr(hidden) and repr(config.down) == repr(down)
+    assert repr(config.hidden) == repr(hidden)
+    if isinstance(down, _host.WeightStreamConfig):
+        # It streams ahead under the first's end, for which it may have more CTAs.
+        assert isinstance(config.down, _host.WeightStreamConfig)
+        assert down.ctas <= config.down.ctas <= max(down.ctas, 2 * device.sm_count)
+    else:
+        assert repr(config.down) == repr(down)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,11 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap& map) {
 
 // Brings a box into L2, where it is read from later; what lies out of range isn't. Also before
 // wait_for_previous_kernel(): nothing is read, and what that kernel writes it writes to L2.
+__device__ inline void prefetch_box(const CUtensorMap& map, int32_t x, int32_t y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map),
+               "r"(x), "r"(y)
+               : "memory");
+}
 __device__ inline void prefetch_box(const CUtensorMap& map, int32_t x, int32_t y, int32_t z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
                "r"(x), "r"(y), "r"(z)

@@ -117,6 +117,19 @@ __device__ inline void load_x(Shared<S>& shared, const Params& p, const Work& wo
                    (work.first_step + step) * kTileK, work.first_token);
 }
 
+// One thread: what the ring's first blocks will hold, into L2, while the kernel ahead still runs.
+template <class S>
+__device__ void ask_early(const Params& p, const Work& work) {
+  for (int i = 0; i < S::kWeights; ++i) {
+    hopper::prefetch_tensor_map(p.w[i]);
+    if (p.x_is_under_way) continue;  // the blocks themselves are about to be loaded
+    for (int step = 0; step < min(S::kStages, work.steps); ++step) {
+      hopper::prefetch_box(p.w[i], (work.first_step + step) * kTileK, work.first_feature);
+    }
+  }
+  hopper::prefetch_tensor_map(p.x);
+}
+
 // One lane, in two steps that share no variables: only where a lane is elected right before does
 // the compiler know that what it computes needs no loop over lanes to reach the copy engine.
 
@@ -270,8 +283,7 @@ __global__ void __launch_bounds__(kThreads, WeightStreamKernel::kCtasPerSm)
     shared.ring.init_by_warp();
     hopper::fence_barrier_init();
   } else if (threadIdx.x == 0) {
-    for (int i = 0; i < S::kWeights; ++i) hopper::prefetch_tensor_map(p.w[i]);
-    hopper::prefetch_tensor_map(p.x);
+    ask_early<S>(p, work);
   }
   if (!p.x_is_under_way) hopper::wait_for_previous_kernel();
   if (produces) {
