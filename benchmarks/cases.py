@@ -12,7 +12,9 @@ from torch import Tensor
 
 import ikbo
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "int32": torch.int32}
+DTYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32,
+}  # fmt: skip
 
 # Takes one set of inputs, prepares what isn't timed (padding, prebuilt operands), and returns the
 # call that is.
@@ -54,12 +56,14 @@ class Case:
         contestants: a maker per implementation, ``ikbo`` first. Of several makers the quickest
             runs. A call returns what ``ikbo``'s does, or None where there is nothing to compare.
         dtypes: keys of ``DTYPES``.
+        by_graphs: whether long work is timed as graph replays, too.
     """
 
     name: str
     inputs: Callable[[Draw], Any]
     contestants: Mapping[str, Maker | Sequence[Maker]]
     dtypes: tuple[str, ...] = ("bf16", "fp16")
+    by_graphs: bool = False
 
 
 @functools.cache

@@ -3,6 +3,7 @@ is the installed wheel."""
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -36,6 +37,17 @@ def undefined_symbols(path: pathlib.Path) -> dict[str, bool]:
 def exported_symbols(path: pathlib.Path) -> set[str]:
     """The symbols other libraries can bind to."""
     return {s.name for s in _symbols(path) if s.name and s.entry.st_shndx != "SHN_UNDEF"}
+
+
+def cuobjdump() -> pathlib.Path:
+    """The tool that shows what kernels are in a library, beside nvcc."""
+    found = importlib.util.find_spec("nvidia")
+    assert found and found.submodule_search_locations
+    return next(
+        path
+        for root in found.submodule_search_locations
+        if (path := pathlib.Path(root, "cu13/bin/cuobjdump")).exists()
+    )
 
 
 def run_python(code: str, **options: object) -> subprocess.CompletedProcess[str]:

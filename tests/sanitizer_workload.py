@@ -80,6 +80,39 @@ def candidate_attention(
         )
 
 
+# Reach every norm kernel compiled for a type of two bytes, and halved those for fp32: all numbers
+# of vectors, within a warp and over several, rows that fit and rows that don't.
+NORM_COLUMNS = [5, 64, 128, 130, 257, 384, 512, 576, 640, 1024, 1030, 1153, 1280, 2049, 2304, 2560,
+                8192]  # fmt: skip
+
+
+def norm(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    x, residual, grad = (torch.randn(rows, columns, dtype=dtype, device="cuda") for _ in range(3))
+    weight, bias = (torch.randn(columns, dtype=dtype, device="cuda") for _ in range(2))
+    _, mean, rstd = torch.ops.ikbo.layer_norm_fwd(x, weight, bias)
+    torch.ops.ikbo.layer_norm_bwd(grad, x, weight, bias, mean, rstd, 0.0, 1, 0b111)
+    _, total, rstd = torch.ops.ikbo.add_rms_norm_fwd(x, residual, weight)
+    torch.ops.ikbo.add_rms_norm_bwd(
+        grad, grad, total, weight, None, rstd, 0.0, dtype, dtype, 1, 0b1111
+    )
+
+
+def norm_quant(rows: int, columns: int) -> None:
+    """A scale a row, and one for all; rows at odd addresses."""
+    x = torch.randn(rows, columns + 1, dtype=torch.bfloat16, device="cuda")[:, 1:]
+    torch.ops.ikbo.layer_norm_quant(x)
+    torch.ops.ikbo.rms_norm_quant(x, None, None, torch.ones(1, device="cuda"))
+
+
+def head_norm(tokens: int, heads: int, D: int) -> None:
+    """Heads in the middle of wider rows, both ways."""
+    qkv = torch.randn(tokens, heads + 4, D, dtype=torch.bfloat16, device="cuda")
+    weight = torch.randn(heads, D, dtype=torch.bfloat16, device="cuda")
+    x, grad = qkv[:, 2 : 2 + heads], qkv[:, :heads]
+    _, rstd = torch.ops.ikbo.head_norm_fwd(x, weight)
+    torch.ops.ikbo.head_norm_bwd(grad, x, weight, rstd, 0.0, 0b11)
+
+
 def group_candidates(rows: int, n_users: int) -> None:
     users = torch.randint(-1, n_users + 1, (rows,), dtype=torch.int32, device="cuda")
     ikbo.group_candidates(users, n_users)
@@ -111,6 +144,22 @@ WORK: list[tuple[Callable[..., None], tuple[object, ...]]] = [
     (gated, (13384, 80, 66, 136, "relu2")),
     (gated, (4659, 408, 82, 776, "gelu_tanh")),
     (gated, (300, 264, 136, 200, "gelu")),
+    *((norm, (37, columns)) for columns in NORM_COLUMNS),
+    *((norm, (37, columns, torch.float16)) for columns in NORM_COLUMNS),
+    *((norm, (37, -(-columns // 2), torch.float32)) for columns in NORM_COLUMNS),
+    (norm, (9, 20_000)),  # clusters of 2 and 4
+    (norm, (9, 131_072)),  # of 8 and 16
+    (norm, (9, 262_144)),  # of 16
+    (norm, (9, 262_145)),  # looped
+    (norm, (9000, 257)),  # enough rows for rings in the forward
+    (norm, (2100, 1024)),
+    (norm, (600, 4095)),
+    (norm, (1030, 16_384)),  # tickets
+    (norm_quant, (9, 262_144)),
+    (norm_quant, (9, 262_145)),
+    (norm_quant, (9000, 257)),
+    (norm_quant, (600, 4095)),
+    (head_norm, (300, 5, 128)),
 ]
 
 

@@ -7,31 +7,22 @@ the diff shows what it cost. The rows are of the nvcc in requirements/nvcc.txt.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import pathlib
 import re
 import subprocess
 from typing import Any
 
 import pytest
 
-from .installed import LIBRARY, REPOSITORY
+from .installed import LIBRARY, REPOSITORY, cuobjdump
 
 TABLE = REPOSITORY / "tests/budget.json"
 
 
 def _kernels() -> dict[str, dict[str, int]]:
     """Registers a thread, static shared memory and stack in bytes of each kernel in the library."""
-    found = importlib.util.find_spec("nvidia")
-    assert found and found.submodule_search_locations
-    tool = next(
-        path
-        for root in found.submodule_search_locations
-        if (path := pathlib.Path(root, "cu13/bin/cuobjdump")).exists()
-    )
     report = subprocess.run(
-        [tool, "--dump-resource-usage", LIBRARY], capture_output=True, text=True, check=True
+        [cuobjdump(), "--dump-resource-usage", LIBRARY], capture_output=True, text=True, check=True
     ).stdout
     names = re.findall(r"Function (\S+):", report)
     plain = subprocess.run(["c++filt", "-p", *names], capture_output=True, text=True, check=True)

@@ -24,7 +24,7 @@ def run(tool: str, work: str) -> subprocess.CompletedProcess[str]:
          sys.executable, str(workload), work],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from .installed import (
     LIBRARY,
     PACKAGE,
     REPOSITORY,
+    cuobjdump,
     exported_symbols,
     has_run_path,
     needed_libraries,
@@ -73,14 +74,20 @@ def test_library_exports_plain_c_functions_alone() -> None:
     assert all(re.fullmatch(r"ikbo_[a-z_]+", name) for name in exported)
 
 
-def test_no_path_of_the_build_machine_inside() -> None:
+def test_no_path_of_the_build_machine_inside(tmp_path: pathlib.Path) -> None:
     torch_dir = str(pathlib.Path(torch.__file__).parent)
     roots = {str(REPOSITORY), torch_dir, "site-packages", "dist-packages", "/usr/local/cuda"}
-    for path in (LIBRARY, HOST):
+    # The kernels' images lie compressed in the library.
+    subprocess.run(
+        [cuobjdump(), "-xelf", "all", LIBRARY], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL
+    )
+    images = list(tmp_path.glob("*.cubin"))
+    for path in (LIBRARY, HOST, *images):
         content = path.read_bytes()
         assert not [root for root in roots if root.encode() in content], path
     # Line information for Nsight Compute is there all the same.
-    assert b"/proc/self/cwd/csrc/kernels/group_candidates" in LIBRARY.read_bytes()
+    [image] = [path for path in images if path.name.startswith("group_candidates")]
+    assert b"/proc/self/cwd/csrc/kernels/group_candidates" in image.read_bytes()
 
 
 def test_wheel_holds_what_is_installed_and_nothing_else() -> None:

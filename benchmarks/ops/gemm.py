@@ -1,13 +1,10 @@
-"""The plain GEMM that the matrix kernels stand on, against cuBLAS. No op of ikbo: it is called in
-the library of the device tests (cmake --build build/cmake --target ikbo_device_tests), looked for
-at build/cmake/libikbo_device_tests.so, or where IKBO_DEVICE_TESTS says."""
+"""The plain GEMM that the matrix kernels stand on, against cuBLAS. No op of ikbo: device_tests.py
+says where it is called."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ..cases import Case, Draw
+from ..device_tests import function
 
 NOTE = (
     "`A @ B.T` by the main loop that the matrix kernels stand on; not an op of ikbo. Both write "
     "into a tensor that is there already."
 )
-LIBRARY = Path(__file__).resolve().parents[2] / "build/cmake/libikbo_device_tests.so"
 CHOSEN_BY_CONFIG = -1
 
 
@@ -42,30 +39,14 @@ def cases(scaled: Callable[[int], int]) -> list[Case]:
     ]
 
 
-def _function() -> Any:
-    """ikbo_test_gemm of tests/device/gemm.cu: enqueues, and returns what went wrong or None."""
-    path = Path(os.environ.get("IKBO_DEVICE_TESTS", LIBRARY))
-    if not path.exists():
-        raise FileNotFoundError(
-            f"expected the GEMM in {path}: cmake --build build/cmake --target ikbo_device_tests, "
-            "or set IKBO_DEVICE_TESTS"
-        )
-    function = ctypes.CDLL(str(path)).ikbo_test_gemm
-    function.restype = ctypes.c_char_p
-    function.argtypes = (
-        [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 6 + [ctypes.c_int] * 3
-        + [ctypes.c_int64, ctypes.c_void_p]
-    )  # fmt: skip
-    return function
-
-
 def _out(i: Any) -> Tensor:
     result: Tensor = i.a.new_empty(i.a.shape[0], i.b.shape[0])
     return result
 
 
 def _ikbo(i: Any) -> Callable[[], Tensor]:
-    function, d, (M, K), N = _function(), _out(i), i.a.shape, i.b.shape[0]
+    argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 6 + [ctypes.c_int] * 3 + [ctypes.c_int64]
+    gemm, d, (M, K), N = function("gemm", argtypes), _out(i), i.a.shape, i.b.shape[0]
     properties = torch.cuda.get_device_properties(d.device)
     numbers = (
         M, N, K, i.a.stride(0), i.b.stride(0), d.stride(0), d.dtype == torch.bfloat16,
@@ -73,10 +54,7 @@ def _ikbo(i: Any) -> Callable[[], Tensor]:
     )  # fmt: skip
 
     def run() -> Tensor:
-        stream = torch.cuda.current_stream(d.device).cuda_stream
-        error = function(i.a.data_ptr(), i.b.data_ptr(), d.data_ptr(), *numbers, stream)
-        if error is not None:
-            raise RuntimeError(error.decode())
+        gemm(i.a.data_ptr(), i.b.data_ptr(), d.data_ptr(), *numbers)
         return d
 
     return run

@@ -10,37 +10,67 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cases import Case, Draw, compiled
-from ..ceilings import same_size_copies
+from ..cases import DTYPES, Case, Draw, compiled
+from ..device_tests import copies
 
+NOTE = (
+    "`copy` is the fastest of five forms of a plain copy kernel (tests/device/copy.cu) that moves "
+    "as many bytes as x, y, gradients and residuals have. 16384x4096 and 4096x131072 are fp32. All "
+    "are timed as graph replays over rotating tensors, and include the whole weight gradients."
+)
 EPS = 1e-6
+BOTH, FORWARD, BACKWARD = ("fwd", "bwd"), ("fwd",), ("bwd",)
 SHAPES = [
-    (32768, 4096), (32768, 1024), (128, 4096), (8, 8192), (32768, 256), (32768, 384), (32768, 512),
-    (32768, 2048), (32768, 8192), (32768, 16384), (32768, 32768), (16384, 65536), (8192, 131072),
-    (4096, 262144),
+    (32768, 4096, BOTH), (32768, 1024, BOTH),
+    (8, 8192, BOTH), (128, 4096, BOTH), (1024, 1024, FORWARD),
+    (131072, 128, BOTH), (32768, 256, BOTH), (32768, 384, BOTH), (32768, 512, BOTH),
+    (32768, 640, FORWARD), (32768, 768, BOTH), (32768, 2048, BOTH), (32768, 8192, BOTH),
+    (1024, 12288, BACKWARD), (32768, 16384, BOTH), (32768, 32768, BOTH), (16384, 65536, BOTH),
+    (8192, 131072, BOTH), (4096, 262144, BOTH),
+    (522240, 257, BOTH), (174592, 769, BOTH), (32768, 4095, BOTH),
 ]  # fmt: skip
+FP32_SHAPES = [(16384, 4096, BOTH), (4096, 131072, BOTH)]
 FP16_SHAPES = SHAPES[:2]  # fp16 moves the same bytes
+# Forwards with more operands or fewer bytes: the tensors of two bytes an element that they move.
+OTHERS = [("add_rms", 4), ("fp8_rms", 1.5), ("fp8_ln", 1.5)]
+OTHER_SHAPE = (32768, 4096)
 
 
 def cases(scaled: Callable[[int], int]) -> list[Case]:
-    def case(kind: str, direction: str, M: int, N: int) -> Case:
+    def case(
+        kind: str, direction: str, M: int, N: int, dtypes: tuple[str, ...], tensors: float
+    ) -> Case:
         m, n = scaled(M), scaled(N)
 
         def inputs(draw: Draw) -> SimpleNamespace:
             i = SimpleNamespace(x=draw.randn(m, n), weight=draw.randn(n), bias=None)
-            if kind == "ln":
+            if kind.endswith("ln"):
                 i.bias = draw.randn(n)
+            if kind.startswith("add"):
+                i.residual = draw.randn(m, n)
             if direction == "bwd":
                 i.grad = draw.randn(m, n)
             return i
 
-        moved = (2 if direction == "fwd" else 3) * m * n * 2
-        contestants = CONTESTANTS[kind, direction] | {"copy": same_size_copies(moved)}
-        dtypes = ("bf16", "fp16") if (M, N) in FP16_SHAPES else ("bf16",)
-        return Case(f"{kind}_{direction}_{M}x{N}", inputs, contestants, dtypes)
+        moved = int(tensors * m * n * DTYPES[dtypes[0]].itemsize)
+        copy = copies(moved, reads=2 if direction == "bwd" else 1)
+        contestants = CONTESTANTS[kind, direction] | {"copy": copy}
+        name = f"{kind}_{direction}_{M}x{N}"
+        return Case(name, inputs, contestants, dtypes, by_graphs=True)
 
-    kinds = [("rms", "fwd"), ("rms", "bwd"), ("ln", "fwd"), ("ln", "bwd")]
-    return [case(*kind, M, N) for M, N in SHAPES for kind in kinds]
+    result = []
+    for shape in SHAPES + FP32_SHAPES:
+        M, N, directions = shape
+        dtypes: tuple[str, ...] = ("bf16",)
+        if shape in FP16_SHAPES:
+            dtypes = ("bf16", "fp16")
+        elif shape in FP32_SHAPES:
+            dtypes = ("fp32",)
+        for kind in ("rms", "ln"):
+            for direction in directions:
+                tensors = 2 if direction == "fwd" else 3
+                result.append(case(kind, direction, M, N, dtypes, tensors))
+    return result + [case(kind, "fwd", *OTHER_SHAPE, ("bf16",), t) for kind, t in OTHERS]
 
 
 def _rms(x: Tensor, weight: Tensor) -> Tensor:
@@ -49,6 +79,24 @@ def _rms(x: Tensor, weight: Tensor) -> Tensor:
 
 def _ln(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias, EPS)
+
+
+def _add_rms(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return _rms(total, weight), total
+
+
+def _fp8_rms(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return _fp8(_rms(x.float(), weight.float()))
+
+
+def _fp8_ln(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    return _fp8(_ln(x.float(), weight.float(), bias.float()))
+
+
+def _fp8(y: Tensor) -> tuple[Tensor, Tensor]:
+    scale = y.abs().amax(-1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    return (y * scale.reciprocal()).to(torch.float8_e4m3fn), scale.squeeze(-1)
 
 
 def _rms_statistics(x: Tensor) -> Tensor:
@@ -121,6 +169,23 @@ CONTESTANTS: dict[tuple[str, str], dict[str, Any]] = {
         "ikbo": lambda i: lambda: torch.ops.ikbo.layer_norm(i.x, i.weight, i.bias, EPS),
         "compile": lambda i: lambda: compiled(_ln)(i.x, i.weight, i.bias),
         "eager": lambda i: lambda: _ln(i.x, i.weight, i.bias),
+    },
+    ("add_rms", "fwd"): {
+        "ikbo": lambda i: lambda: torch.ops.ikbo.add_rms_norm(i.x, i.residual, i.weight, None, EPS),
+        "compile": lambda i: lambda: compiled(_add_rms)(i.x, i.residual, i.weight),
+        "eager": lambda i: lambda: _add_rms(i.x, i.residual, i.weight),
+    },
+    ("fp8_rms", "fwd"): {
+        "ikbo": lambda i: lambda: torch.ops.ikbo.rms_norm_quant(i.x, i.weight, None, None, EPS)[:2],
+        "compile": lambda i: lambda: compiled(_fp8_rms)(i.x, i.weight),
+        "eager": lambda i: lambda: _fp8_rms(i.x, i.weight),
+    },
+    ("fp8_ln", "fwd"): {
+        "ikbo": lambda i: lambda: torch.ops.ikbo.layer_norm_quant(
+            i.x, i.weight, i.bias, None, EPS
+        )[:2],
+        "compile": lambda i: lambda: compiled(_fp8_ln)(i.x, i.weight, i.bias),
+        "eager": lambda i: lambda: _fp8_ln(i.x, i.weight, i.bias),
     },
     ("rms", "bwd"): {
         "ikbo": _ikbo_rms_bwd, "compile": _compiled_rms_bwd, "eager": _eager_rms_bwd,

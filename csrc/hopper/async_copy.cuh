@@ -1,5 +1,5 @@
 // Copies of 16 bytes from global to shared memory that take no registers: for rows gathered from
-// anywhere, which no box of the copy engine covers.
+// anywhere, which no box of the copy engine covers, and for what a thread keeps to itself.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,14 @@ __device__ inline void copy_async_16(void* destination, const void* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;"
                :
                : "r"(shared_address(destination)), "l"(source)
+               : "memory");
+}
+
+// The first `bytes` of them, up to 16, and zeros. From where there are none nothing is read.
+__device__ inline void copy_async_up_to_16(void* destination, const void* source, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(shared_address(destination)), "l"(source), "r"(bytes)
                : "memory");
 }
 

@@ -27,7 +27,8 @@ __device__ inline float2 unpack(uint32_t pair);
 
 template <>
 __device__ inline float2 unpack<__nv_bfloat16>(uint32_t pair) {
-  return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+  // An instruction each; cuda_bf16.h takes two for the upper one.
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 template <>
 __device__ inline float2 unpack<__half>(uint32_t pair) {

@@ -30,6 +30,10 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_
     IKBO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          shape.shared_bytes));
   }
+  if (shape.cluster > 8) {
+    IKBO_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;

@@ -11,6 +11,7 @@
 #include "kernels/gated/gated.h"
 #include "kernels/group_candidates/group_candidates.h"
 #include "kernels/linear_compression/linear_compression.h"
+#include "kernels/norm/norm.h"
 #include "kernels/pack/pack_rows.h"
 #include "launch/device.h"
 #include "launch/error.h"
@@ -35,6 +36,7 @@ IKBO_EXPORT const char* ikbo_warmup(int device) {
       ikbo::load_linear_compression();
       ikbo::load_gated();
       ikbo::load_candidate_attention();
+      ikbo::load_norm();
     }
     IKBO_CUDA_CHECK(cudaSetDevice(previous));
     return nullptr;

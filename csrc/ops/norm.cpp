@@ -1,11 +1,9 @@
-#include "ops/norm_reference.h"
+#include "ops/norm_kernels.h"
 #include "ops/ops.h"
 #include "ops/record.h"
 
 namespace ikbo {
 namespace {
-
-constexpr const char* kNoKernel = "no Hopper kernel for this op";
 
 Tensor allocate_y(const char* op, const NormProblem& p, const Tensor& x, OptDtype out_dtype) {
   return empty(p.sizes, result_dtype(op, "out_dtype", out_dtype, x.scalar_type()), x);
@@ -29,7 +27,13 @@ void check_grad(const char* op, const char* name, const Tensor& grad, const Norm
   check_same_device(op, name, grad, "x", x);
 }
 
-void norm_into(const NormProblem& p, const NormInputs& in, const Tensor& out) {
+void forward(OpPaths& paths, const NormProblem& p, const NormInputs& in, const Tensor& y,
+             const NormOutputs& out) {
+  if (!norm_forward_kernel(paths, p, in, y, out)) norm_reference(p, in, y, out);
+}
+
+void forward_into(OpPaths& paths, const NormProblem& p, const NormInputs& in, const Tensor& out) {
+  if (norm_forward_kernel(paths, p, in, out, {})) return;
   const Tensor y = out.is_contiguous() ? out : empty(p.sizes, out.scalar_type(), out);
   norm_reference(p, in, y, {});
   if (!out.is_contiguous()) copy_(out, y);
@@ -45,24 +49,29 @@ Tensor result(const OptTensor& grad, const OptTensor& like, const Tensor& x) {
   return grad ? *grad : nothing((like ? *like : x).scalar_type(), x);
 }
 
-Tensors3 norm_backward(const char* op, const NormProblem& p, const Tensor& grad_y, const Tensor& x,
-                       const OptTensor& weight, const OptTensor& bias, const Tensor* mean,
-                       const Tensor& rstd, int64_t grad_mask) {
+void backward(OpPaths& paths, const NormProblem& p, const NormBackwardInputs& in,
+              const NormGrads& grads) {
+  if (!norm_backward_kernel(paths, p, in, grads)) norm_backward_reference(p, in, grads);
+}
+
+Tensors3 backward(const char* op, OpPaths& paths, const NormProblem& p, const Tensor& grad_y,
+                  const Tensor& x, const OptTensor& weight, const OptTensor& bias,
+                  const Tensor* mean, const Tensor& rstd, int64_t grad_mask) {
   check_grad(op, "grad_y", grad_y, p, x);
   if (mean) check_statistics(op, "mean", *mean, p, x);
   check_statistics(op, "rstd", rstd, p, x);
   const NormGrads grads{grad_if(wants(grad_mask, 0), x), std::nullopt,
                         grad_if(wants(grad_mask, 1), weight), grad_if(wants(grad_mask, 2), bias)};
-  norm_backward_reference(p, {grad_y, std::nullopt, x, weight, mean, rstd}, grads);
+  backward(paths, p, {grad_y, std::nullopt, x, weight, mean, rstd}, grads);
   return {result(grads.x, x, x), result(grads.weight, weight, x), result(grads.bias, bias, x)};
 }
 
 // residual_out stands for x in the checks: it is what was normalised.
-Tensors4 add_norm_backward(const char* op, NormProblem p, const Tensor& grad_y,
-                           const OptTensor& grad_residual_out, const Tensor& residual_out,
-                           const OptTensor& weight, const OptTensor& bias, const Tensor* mean,
-                           const Tensor& rstd, ScalarType x_dtype, ScalarType residual_dtype,
-                           int64_t grad_mask) {
+Tensors4 add_backward(const char* op, OpPaths& paths, NormProblem p, const Tensor& grad_y,
+                      const OptTensor& grad_residual_out, const Tensor& residual_out,
+                      const OptTensor& weight, const OptTensor& bias, const Tensor* mean,
+                      const Tensor& rstd, ScalarType x_dtype, ScalarType residual_dtype,
+                      int64_t grad_mask) {
   result_dtype(op, "x_dtype", x_dtype, x_dtype);
   result_dtype(op, "residual_dtype", residual_dtype, residual_dtype);
   const bool wide = x_dtype == ScalarType::Double || residual_dtype == ScalarType::Double;
@@ -79,7 +88,7 @@ Tensors4 add_norm_backward(const char* op, NormProblem p, const Tensor& grad_y,
   if (wants(grad_mask, 1) && residual_dtype != x_dtype) {
     grads.residual = empty(p.sizes, residual_dtype, residual_out);
   }
-  norm_backward_reference(p, {grad_y, grad_residual_out, residual_out, weight, mean, rstd}, grads);
+  backward(paths, p, {grad_y, grad_residual_out, residual_out, weight, mean, rstd}, grads);
   return {grads.x ? *grads.x : nothing(x_dtype, residual_out),
           grads.residual ? *grads.residual : nothing(residual_dtype, residual_out),
           result(grads.weight, weight, residual_out), result(grads.bias, bias, residual_out)};
@@ -93,8 +102,8 @@ Tensor rms_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
   const NormInputs in{x, nullptr, weight, bias};
   const NormProblem p = check_norm(op, NormKind::kRms, in, eps, weight_offset, normalized_ndim);
   const Tensor y = allocate_y(op, p, x, out_dtype);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {});
   return y;
 }
 
@@ -105,8 +114,8 @@ void rms_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& bia
   const NormInputs in{x, nullptr, weight, bias};
   const NormProblem p = check_norm(op, NormKind::kRms, in, eps, weight_offset, normalized_ndim);
   check_out(op, out, p.sizes, result_dtype(op, "out_dtype", out_dtype, x.scalar_type()), x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_into(p, in, out);
+  static OpPaths paths(op);
+  forward_into(paths, p, in, out);
 }
 
 Tensors2 rms_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
@@ -115,8 +124,8 @@ Tensors2 rms_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor&
   const NormInputs in{x, nullptr, weight, bias};
   const NormProblem p = check_norm(op, NormKind::kRms, in, eps, weight_offset, normalized_ndim);
   const Tensor y = allocate_y(op, p, x, out_dtype), rstd = allocate_statistics(p, x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {.rstd = rstd});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {.rstd = rstd});
   return {y, rstd};
 }
 
@@ -126,8 +135,8 @@ Tensors3 rms_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& we
   constexpr const char* op = "rms_norm_bwd";
   const NormProblem p = check_norm(op, NormKind::kRms, {x, nullptr, weight, bias}, 0.0,
                                    weight_offset, normalized_ndim);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  return norm_backward(op, p, grad_y, x, weight, bias, nullptr, rstd, grad_mask);
+  static OpPaths paths(op);
+  return backward(op, paths, p, grad_y, x, weight, bias, nullptr, rstd, grad_mask);
 }
 
 Tensor layer_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
@@ -136,8 +145,8 @@ Tensor layer_norm(const Tensor& x, const OptTensor& weight, const OptTensor& bia
   const NormInputs in{x, nullptr, weight, bias};
   const NormProblem p = check_norm(op, NormKind::kLayer, in, eps, weight_offset, normalized_ndim);
   const Tensor y = allocate_y(op, p, x, out_dtype);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {});
   return y;
 }
 
@@ -148,8 +157,8 @@ void layer_norm_out(const Tensor& x, const OptTensor& weight, const OptTensor& b
   const NormInputs in{x, nullptr, weight, bias};
   const NormProblem p = check_norm(op, NormKind::kLayer, in, eps, weight_offset, normalized_ndim);
   check_out(op, out, p.sizes, result_dtype(op, "out_dtype", out_dtype, x.scalar_type()), x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_into(p, in, out);
+  static OpPaths paths(op);
+  forward_into(paths, p, in, out);
 }
 
 Tensors3 layer_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTensor& bias, double eps,
@@ -159,8 +168,8 @@ Tensors3 layer_norm_fwd(const Tensor& x, const OptTensor& weight, const OptTenso
   const NormProblem p = check_norm(op, NormKind::kLayer, in, eps, weight_offset, normalized_ndim);
   const Tensor y = allocate_y(op, p, x, out_dtype);
   const Tensor mean = allocate_statistics(p, x), rstd = allocate_statistics(p, x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {.mean = mean, .rstd = rstd});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {.mean = mean, .rstd = rstd});
   return {y, mean, rstd};
 }
 
@@ -170,8 +179,8 @@ Tensors3 layer_norm_bwd(const Tensor& grad_y, const Tensor& x, const OptTensor& 
   constexpr const char* op = "layer_norm_bwd";
   const NormProblem p = check_norm(op, NormKind::kLayer, {x, nullptr, weight, bias}, 0.0,
                                    weight_offset, normalized_ndim);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  return norm_backward(op, p, grad_y, x, weight, bias, &mean, rstd, grad_mask);
+  static OpPaths paths(op);
+  return backward(op, paths, p, grad_y, x, weight, bias, &mean, rstd, grad_mask);
 }
 
 Tensors2 add_rms_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
@@ -182,8 +191,8 @@ Tensors2 add_rms_norm(const Tensor& x, const Tensor& residual, const OptTensor& 
   const NormProblem p = check_norm(op, NormKind::kRms, in, eps, weight_offset, normalized_ndim);
   const Tensor y = allocate_y(op, p, x, out_dtype);
   const Tensor residual_out = allocate_residual_out(op, p, residual, residual_dtype);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {.residual_out = residual_out});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {.residual_out = residual_out});
   return {y, residual_out};
 }
 
@@ -195,8 +204,8 @@ Tensors3 add_rms_norm_fwd(const Tensor& x, const Tensor& residual, const OptTens
   const NormProblem p = check_norm(op, NormKind::kRms, in, eps, weight_offset, normalized_ndim);
   const Tensor y = allocate_y(op, p, x, out_dtype), rstd = allocate_statistics(p, x);
   const Tensor residual_out = allocate_residual_out(op, p, residual, residual_dtype);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {.residual_out = residual_out, .rstd = rstd});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {.residual_out = residual_out, .rstd = rstd});
   return {y, residual_out, rstd};
 }
 
@@ -208,9 +217,9 @@ Tensors4 add_rms_norm_bwd(const Tensor& grad_y, const OptTensor& grad_residual_o
   constexpr const char* op = "add_rms_norm_bwd";
   const NormProblem p = check_norm(op, NormKind::kRms, {residual_out, nullptr, weight, bias}, 0.0,
                                    weight_offset, normalized_ndim);
-  IKBO_RECORD_REFERENCE(op, residual_out.is_cuda(), kNoKernel);
-  return add_norm_backward(op, p, grad_y, grad_residual_out, residual_out, weight, bias, nullptr,
-                           rstd, x_dtype, residual_dtype, grad_mask);
+  static OpPaths paths(op);
+  return add_backward(op, paths, p, grad_y, grad_residual_out, residual_out, weight, bias, nullptr,
+                      rstd, x_dtype, residual_dtype, grad_mask);
 }
 
 Tensors2 add_layer_norm(const Tensor& x, const Tensor& residual, const OptTensor& weight,
@@ -221,8 +230,8 @@ Tensors2 add_layer_norm(const Tensor& x, const Tensor& residual, const OptTensor
   const NormProblem p = check_norm(op, NormKind::kLayer, in, eps, weight_offset, normalized_ndim);
   const Tensor y = allocate_y(op, p, x, out_dtype);
   const Tensor residual_out = allocate_residual_out(op, p, residual, residual_dtype);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {.residual_out = residual_out});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {.residual_out = residual_out});
   return {y, residual_out};
 }
 
@@ -235,8 +244,8 @@ Tensors4 add_layer_norm_fwd(const Tensor& x, const Tensor& residual, const OptTe
   const Tensor y = allocate_y(op, p, x, out_dtype);
   const Tensor residual_out = allocate_residual_out(op, p, residual, residual_dtype);
   const Tensor mean = allocate_statistics(p, x), rstd = allocate_statistics(p, x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {residual_out, mean, rstd});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {residual_out, mean, rstd});
   return {y, residual_out, mean, rstd};
 }
 
@@ -248,9 +257,9 @@ Tensors4 add_layer_norm_bwd(const Tensor& grad_y, const OptTensor& grad_residual
   constexpr const char* op = "add_layer_norm_bwd";
   const NormProblem p = check_norm(op, NormKind::kLayer, {residual_out, nullptr, weight, bias}, 0.0,
                                    weight_offset, normalized_ndim);
-  IKBO_RECORD_REFERENCE(op, residual_out.is_cuda(), kNoKernel);
-  return add_norm_backward(op, p, grad_y, grad_residual_out, residual_out, weight, bias, &mean,
-                           rstd, x_dtype, residual_dtype, grad_mask);
+  static OpPaths paths(op);
+  return add_backward(op, paths, p, grad_y, grad_residual_out, residual_out, weight, bias, &mean,
+                      rstd, x_dtype, residual_dtype, grad_mask);
 }
 
 Tensor head_norm(const Tensor& x, const Tensor& weight, double eps, double weight_offset) {
@@ -259,8 +268,8 @@ Tensor head_norm(const Tensor& x, const Tensor& weight, double eps, double weigh
   const NormInputs in{x, nullptr, w, no_bias};
   const NormProblem p = check_head_norm(op, in, eps, weight_offset);
   const Tensor y = allocate_y(op, p, x, std::nullopt);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {});
   return y;
 }
 
@@ -270,8 +279,8 @@ Tensors2 head_norm_fwd(const Tensor& x, const Tensor& weight, double eps, double
   const NormInputs in{x, nullptr, w, no_bias};
   const NormProblem p = check_head_norm(op, in, eps, weight_offset);
   const Tensor y = allocate_y(op, p, x, std::nullopt), rstd = allocate_statistics(p, x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_reference(p, in, y, {.rstd = rstd});
+  static OpPaths paths(op);
+  forward(paths, p, in, y, {.rstd = rstd});
   return {y, rstd};
 }
 
@@ -280,9 +289,9 @@ Tensors2 head_norm_bwd(const Tensor& grad_y, const Tensor& x, const Tensor& weig
   constexpr const char* op = "head_norm_bwd";
   const OptTensor w = weight, no_bias;
   const NormProblem p = check_head_norm(op, {x, nullptr, w, no_bias}, 0.0, weight_offset);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
+  static OpPaths paths(op);
   const auto [grad_x, grad_weight, none] =
-      norm_backward(op, p, grad_y, x, w, no_bias, nullptr, rstd, grad_mask & 3);
+      backward(op, paths, p, grad_y, x, w, no_bias, nullptr, rstd, grad_mask & 3);
   return {grad_x, grad_weight};
 }
 

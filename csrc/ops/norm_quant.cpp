@@ -1,11 +1,10 @@
-#include "ops/norm_reference.h"
+#include "ops/norm_kernels.h"
 #include "ops/ops.h"
 #include "ops/record.h"
 
 namespace ikbo {
 namespace {
 
-constexpr const char* kNoKernel = "no Hopper kernel for this op";
 constexpr double kMaxE4m3 = 448.0;
 constexpr ScalarType kQuantized = ScalarType::Float8_e4m3fn;
 
@@ -54,6 +53,13 @@ void norm_quant_reference(const NormProblem& p, const NormInputs& in, const OptT
   });
 }
 
+void norm_quant(OpPaths& paths, const NormProblem& p, const NormInputs& in, const OptTensor& given,
+                const Quantized& out, const NormOutputs& others) {
+  const OptTensor of_rows = given ? std::nullopt : OptTensor(out.scale);
+  if (norm_forward_kernel(paths, p, in, out.y_q, others, {given, of_rows})) return;
+  norm_quant_reference(p, in, given, out, others);
+}
+
 }  // namespace
 
 Tensors3 rms_norm_quant(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
@@ -64,8 +70,8 @@ Tensors3 rms_norm_quant(const Tensor& x, const OptTensor& weight, const OptTenso
   const NormProblem p = check_norm(op, NormKind::kRms, in, eps, weight_offset, normalized_ndim);
   const Quantized out = allocate_quantized(op, p, x, scale);
   const Tensor rstd = allocate_statistics(p, x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_quant_reference(p, in, scale, out, {.rstd = rstd});
+  static OpPaths paths(op);
+  norm_quant(paths, p, in, scale, out, {.rstd = rstd});
   return {out.y_q, out.scale, rstd};
 }
 
@@ -77,8 +83,8 @@ Tensors4 layer_norm_quant(const Tensor& x, const OptTensor& weight, const OptTen
   const NormProblem p = check_norm(op, NormKind::kLayer, in, eps, weight_offset, normalized_ndim);
   const Quantized out = allocate_quantized(op, p, x, scale);
   const Tensor mean = allocate_statistics(p, x), rstd = allocate_statistics(p, x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_quant_reference(p, in, scale, out, {.mean = mean, .rstd = rstd});
+  static OpPaths paths(op);
+  norm_quant(paths, p, in, scale, out, {.mean = mean, .rstd = rstd});
   return {out.y_q, out.scale, mean, rstd};
 }
 
@@ -92,8 +98,8 @@ Tensors4 add_rms_norm_quant(const Tensor& x, const Tensor& residual, const OptTe
   const Quantized out = allocate_quantized(op, p, x, scale);
   const Tensor residual_out = allocate_residual_out(op, p, residual, residual_dtype);
   const Tensor rstd = allocate_statistics(p, x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_quant_reference(p, in, scale, out, {.residual_out = residual_out, .rstd = rstd});
+  static OpPaths paths(op);
+  norm_quant(paths, p, in, scale, out, {.residual_out = residual_out, .rstd = rstd});
   return {out.y_q, out.scale, residual_out, rstd};
 }
 
@@ -107,8 +113,8 @@ Tensors5 add_layer_norm_quant(const Tensor& x, const Tensor& residual, const Opt
   const Quantized out = allocate_quantized(op, p, x, scale);
   const Tensor residual_out = allocate_residual_out(op, p, residual, residual_dtype);
   const Tensor mean = allocate_statistics(p, x), rstd = allocate_statistics(p, x);
-  IKBO_RECORD_REFERENCE(op, x.is_cuda(), kNoKernel);
-  norm_quant_reference(p, in, scale, out, {residual_out, mean, rstd});
+  static OpPaths paths(op);
+  norm_quant(paths, p, in, scale, out, {residual_out, mean, rstd});
   return {out.y_q, out.scale, residual_out, mean, rstd};
 }
 

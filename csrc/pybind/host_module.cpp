@@ -17,6 +17,7 @@
 #include "config/gemm.h"
 #include "config/group_candidates.h"
 #include "config/linear_compression.h"
+#include "config/norm.h"
 #include "config/shared_blocks.h"
 
 namespace py = pybind11;
@@ -408,6 +409,74 @@ void bind_candidate_attention(py::module_& m) {
         py::arg("device"));
 }
 
+ikbo::NormPass norm_pass(bool backward) {
+  return backward ? ikbo::NormPass::kBackward : ikbo::NormPass::kForward;
+}
+
+void bind_norm(py::module_& m) {
+  using ikbo::NormConfig;
+  using ikbo::NormMapping;
+  py::class_<NormMapping>(m, "NormMapping")
+      .def_readonly("looped", &NormMapping::looped)
+      .def_readonly("vector", &NormMapping::vector)
+      .def_readonly("cluster", &NormMapping::cluster)
+      .def_readonly("warps", &NormMapping::warps)
+      .def_readonly("lanes", &NormMapping::lanes)
+      .def_readonly("thread_vectors", &NormMapping::thread_vectors)
+      .def_readonly("cta_columns", &NormMapping::cta_columns)
+      .def_property_readonly("in_warp", &NormMapping::in_warp)
+      .def_property_readonly("idle_slots", &NormMapping::idle_slots)
+      .def("column", &NormMapping::column, py::arg("cta"), py::arg("thread"), py::arg("v"),
+           py::arg("e"));
+  m.def(
+      "norm_mapping",
+      [](int64_t columns, int element_bytes, bool backward) {
+        if (columns < 1) throw py::value_error("rows without elements");
+        return ikbo::norm_mapping(norm_pass(backward), columns, element_bytes);
+      },
+      py::arg("columns"), py::arg("element_bytes"), py::arg("backward"));
+  m.def(
+      "norm_max_threads",
+      [](bool backward, int vectors, bool in_warp, bool full) {
+        const int compiled = ikbo::norm_compiled_vectors(vectors, in_warp, full);
+        return ikbo::norm_max_threads(norm_pass(backward), compiled, in_warp);
+      },
+      py::arg("backward"), py::arg("vectors"), py::arg("in_warp"), py::arg("full"));
+  py::class_<NormConfig>(m, "NormConfig")
+      .def_readonly("mapping", &NormConfig::mapping)
+      .def_readonly("groups", &NormConfig::groups)
+      .def_readonly("direct", &NormConfig::direct)
+      .def_readonly("rows_per_stage", &NormConfig::rows_per_stage)
+      .def_readonly("blocks", &NormConfig::blocks)
+      .def_readonly("owners", &NormConfig::owners)
+      .def_readonly("stages", &NormConfig::stages)
+      .def_readonly("stage_bytes", &NormConfig::stage_bytes)
+      .def_readonly("pitches", &NormConfig::pitches)
+      .def_readonly("rings", &NormConfig::rings)
+      .def_readonly("grid", &NormConfig::grid)
+      .def_readonly("partials", &NormConfig::partials)
+      .def_readonly("by_ticket", &NormConfig::by_ticket)
+      .def_readonly("paced", &NormConfig::paced)
+      .def_readonly("lead", &NormConfig::lead)
+      .def_readonly("keeps_parameters", &NormConfig::keeps_parameters)
+      .def_property_readonly("parameter_bytes", &NormConfig::parameter_bytes)
+      .def_property_readonly("sum_bytes", &NormConfig::sum_bytes)
+      .def_property_readonly("ring_bytes", &NormConfig::ring_bytes)
+      .def_property_readonly("shared_bytes", &NormConfig::shared_bytes)
+      .def("__repr__", [](const NormConfig& config) { return ikbo::to_json(config); });
+  m.def(
+      "norm_config",
+      [](int64_t rows, int64_t columns, const std::array<int, NormConfig::kMaxStaged>& staged,
+         bool bias_sums, bool backward, const ikbo::DeviceLimits& device, int groups) {
+        if (columns < 1 || groups < 1 || staged[0] < 1)
+          throw py::value_error("nothing to normalise");
+        return ikbo::norm_config(norm_pass(backward), {rows, columns, groups, staged, bias_sums},
+                                 device);
+      },
+      py::arg("rows"), py::arg("columns"), py::arg("staged"), py::arg("bias_sums"),
+      py::arg("backward"), py::arg("device"), py::arg("groups") = 1);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
@@ -420,6 +489,7 @@ PYBIND11_MODULE(_host, m) {
   bind_column_schedule(m);
   bind_linear_compression(m);
   bind_candidate_attention(m);
+  bind_norm(m);
   using Config = ikbo::GroupCandidatesConfig;
   py::class_<Config>(m, "GroupCandidatesConfig")
       .def_readonly("passes", &Config::passes)

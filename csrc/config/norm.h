@@ -1,0 +1,364 @@
+// How the norm kernels lay a row over threads: a pure function of the row's length, tested on the
+// CPU. The order of a row's sums follows from it, so a row's bits don't depend on the row count.
+//
+// A row is cut into vectors of 16 bytes of x. Short rows take a warp or a part of one; longer ones
+// a CTA, and longer ones yet a cluster of CTAs that each hold a span of columns. Rows beyond the
+// largest cluster are read several times (`looped`).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "config/device_limits.h"
+
+namespace ikbo {
+
+enum class NormPass { kForward, kBackward };
+
+struct NormMapping {
+  static constexpr int kMaxCluster = 16;
+  // Vectors a thread has of a row. Of a row over several warps, up to 4.
+  static constexpr std::array<int, 6> kThreadVectors = {1, 2, 3, 4, 5, 9};
+  static constexpr int kCtaThreadVectors = 4;
+
+  bool looped;
+  int64_t columns;
+  int vector;           // elements of a vector
+  int cluster;          // CTAs a row
+  int warps;            // of a CTA
+  int lanes;            // threads a row has in a CTA: up to 32 of a warp, or all
+  int thread_vectors;   // vectors a thread has of a row
+  int64_t cta_columns;  // columns a CTA has of a row; the last of a cluster may have fewer
+
+  constexpr bool in_warp() const { return !looped && lanes <= 32; }
+  int rows_per_warp() const { return lanes < 32 ? 32 / lanes : 1; }
+
+  // Threads' slots that hold no column, of all CTAs of a row.
+  int64_t idle_slots() const {
+    return looped ? 0 : int64_t{cluster} * lanes * thread_vectors * vector - columns;
+  }
+
+  // The column of element e of vector v of a row's thread; -1 where there is none.
+  int64_t column(int cta, int thread, int v, int e) const {
+    const int64_t inside = (int64_t{v} * lanes + thread) * vector + e;
+    const int64_t column = cta * cta_columns + inside;
+    return inside < cta_columns && column < columns ? column : -1;
+  }
+};
+
+namespace norm_detail {
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Lanes (a power of two) and vectors a lane for a row within a warp: fewest idle. Of those the
+// backward, which keeps sums a column, takes the most lanes; the forward takes up to 4 vectors a
+// lane, so that a row's sums cost less beside its elements. Eight lanes at least, for a bank each
+// when rows lie next to one another in shared memory. Returns the idle vectors.
+inline int64_t fit_in_warp(NormPass pass, int64_t vectors, NormMapping& m) {
+  int64_t fewest = INT64_MAX;
+  for (int lanes = 32; lanes >= 1; lanes /= 2) {
+    for (const int each : NormMapping::kThreadVectors) {
+      const int64_t idle = int64_t{lanes} * each - vectors;
+      if (idle < 0 || (lanes < 8 && each > 1)) continue;
+      // Else a row would take the kernel for 9, with half as many warps an SM.
+      if (each > 4 && idle > 0 && vectors <= 128) continue;
+      const bool fewer_lanes =
+          pass == NormPass::kForward && idle == fewest && each <= NormMapping::kCtaThreadVectors;
+      if (idle >= fewest && !fewer_lanes) continue;
+      fewest = idle;
+      m.lanes = lanes;
+      m.thread_vectors = each;
+    }
+  }
+  return fewest;
+}
+
+// Warps and vectors a thread for a row's span of `packets`, 32 vectors each: fewest idle. Of those
+// the forward takes the most vectors, so that an SM works on more rows; the backward, which leaves
+// a partial sum a CTA, the fewest. Returns the idle packets.
+inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
+  const int most = packets <= 8 * NormMapping::kCtaThreadVectors ? 8 : 16;
+  int64_t fewest = INT64_MAX;
+  for (int each = 1; each <= NormMapping::kCtaThreadVectors; ++each) {
+    const int64_t warps = ceil_div(packets, each), idle = warps * each - packets;
+    const bool more_vectors = pass == NormPass::kForward && idle == fewest;
+    if (warps > most || (idle >= fewest && !more_vectors)) continue;
+    fewest = idle;
+    m.warps = static_cast<int>(warps);
+    m.lanes = 32 * m.warps;
+    m.thread_vectors = each;
+  }
+  return fewest;
+}
+
+}  // namespace norm_detail
+
+// The vectors a thread that the kernel for a mapping is compiled for. `full`: every thread has so
+// many, whole and aligned, and the kernel is compiled for the very number.
+constexpr int norm_compiled_vectors(int vectors, bool in_warp, bool full) {
+  if (full) return vectors;
+  if (vectors <= 2) return 2;
+  return vectors <= 4 || !in_warp ? 4 : 9;
+}
+
+// The most threads of a CTA of the kernel compiled for so many vectors. (Whether a row is full
+// depends on addresses too. So 5 vectors, which others than full rows have as 9, count as 9.)
+constexpr int norm_max_threads(NormPass pass, int compiled_vectors, bool in_warp) {
+  if (!in_warp) return 512;
+  return pass == NormPass::kForward || compiled_vectors > 4 ? 256 : 384;
+}
+
+// `element_bytes` of x; columns >= 1.
+inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_bytes) {
+  using norm_detail::ceil_div;
+  const bool forward = pass == NormPass::kForward;
+  NormMapping m{};
+  m.columns = columns;
+  m.vector = 16 / element_bytes;
+  m.cluster = 1;
+  m.cta_columns = columns;
+  const int64_t vectors = ceil_div(columns, m.vector), packets = ceil_div(vectors, 32);
+
+  // In a warp up to 4 vectors a lane, and more where that fits the row better than a CTA does.
+  if (vectors <= 32 * NormMapping::kThreadVectors.back()) {
+    NormMapping cta = m;
+    const int64_t idle = norm_detail::fit_in_warp(pass, vectors, m);
+    const int64_t cta_idle =
+        norm_detail::fit_in_cta(pass, packets, cta) * 32 + packets * 32 - vectors;
+    if (vectors <= 32 * NormMapping::kCtaThreadVectors || idle < cta_idle) {
+      m.warps = norm_max_threads(pass, m.thread_vectors, true) / 32;
+      return m;
+    }
+  }
+  // The backward keeps sums a column in registers, so a CTA takes half as much.
+  const int64_t half = 8 * NormMapping::kCtaThreadVectors, most = 2 * half;
+  // Up to half of that again still fills an SM alone.
+  constexpr int64_t kAlone = 48;
+  int64_t a_cta = forward || (packets > half && packets <= kAlone) ? most : half;
+  if (packets > a_cta * NormMapping::kMaxCluster) a_cta = most;
+  while (a_cta * m.cluster < packets) m.cluster *= 2;
+  if (m.cluster > NormMapping::kMaxCluster) {
+    m.looped = true;
+    m.cluster = 1;
+    m.warps = 16;
+    m.lanes = 32 * m.warps;
+    return m;
+  }
+  const int64_t span = ceil_div(packets, m.cluster);
+  norm_detail::fit_in_cta(pass, span, m);
+  if (m.cluster > 1) m.cta_columns = span * 32 * m.vector;
+  return m;
+}
+
+// A mapping, and what depends on the rest of the problem: never the order of a row's sums.
+struct NormConfig {
+  static constexpr int kMaxStages = 6;
+  static constexpr int kMaxStaged = 3;
+  static constexpr int kPairVectors = 2;  // up to which the backward's CTA takes two rows at once
+
+  NormPass pass;
+  NormMapping mapping;
+  int groups;          // rows of each have weights of their own; a CTA has rows of one
+  bool direct;         // forward: a CTA for each few rows, without a ring
+  int at_once;         // rows that a warp, or the CTA, works on side by side
+  int rows_per_stage;  // of a warp, or of the CTA
+  uint32_t blocks;     // of a stage's rows, in a group
+  uint32_t owners;     // rings that have a group's blocks
+  int stages;
+  int stage_bytes;                      // of a ring; a warp has its own, or the CTA
+  std::array<int, kMaxStaged> pitches;  // of an operand's rows in a stage, unless they touch
+  int rings;                            // a CTA
+  int grid;                             // CTAs
+  int partials;    // of each group: the backward's sums over rows, one a CTA or cluster
+  bool bias_sums;  // whether sums of grad_bias are kept, in shared memory
+  bool by_ticket;  // blocks from a counter: whichever CTA is free
+  bool paced;      // forward, clusters: who is ahead of the others waits
+  int lead;        // backward: turns that a CTA may be ahead of the average; 0: any
+  // Forward: every thread keeps its vectors of weight and bias, in x's type, in shared memory.
+  bool keeps_parameters;
+
+  constexpr bool has_counter() const { return by_ticket || paced; }
+  // A float for every column slot of every thread.
+  constexpr int sum_bytes() const {
+    return mapping.warps * 32 * mapping.thread_vectors * mapping.vector * 4;
+  }
+  // Registers hold those of a CTA's short rows.
+  constexpr int bias_sum_bytes() const {
+    const bool held = !mapping.in_warp() && mapping.thread_vectors <= kPairVectors;
+    return bias_sums && !held ? sum_bytes() : 0;
+  }
+  constexpr int parameter_bytes() const {
+    return keeps_parameters ? 2 * 16 * mapping.warps * 32 * mapping.thread_vectors : 0;
+  }
+  // In the end the rings serve to add up the sums of warps.
+  constexpr int ring_bytes() const {
+    const int bytes = stage_bytes * stages * rings;
+    return pass == NormPass::kBackward && rings > 1 ? std::max(bytes, sum_bytes()) : bytes;
+  }
+  constexpr int shared_bytes() const { return ring_bytes() + kept_bytes(); }
+  constexpr int kept_bytes() const { return bias_sum_bytes() + parameter_bytes(); }
+};
+
+struct NormProblemSize {
+  int64_t rows, columns;  // rows of a group
+  int groups;
+  // Bytes of an element of what goes through the ring, x first, 0 for what isn't there. Forward: x
+  // and residual; backward: x, grad_y, grad_residual_out.
+  std::array<int, NormConfig::kMaxStaged> staged;
+  bool bias_sums;  // backward: whether grad_bias is wanted
+};
+
+namespace norm_detail {
+
+// A staged span begins and ends at multiples of 16 bytes, wherever the row lies.
+inline int pitch(const NormMapping& m, int element_bytes) {
+  if (element_bytes == 0) return 0;
+  return static_cast<int>(ceil_div(m.cta_columns * element_bytes, 16) * 16 + 16);
+}
+
+inline int64_t staged_row_bytes(const NormConfig& c) {
+  return int64_t{c.pitches[0]} + c.pitches[1] + c.pitches[2];
+}
+
+inline int stage_bytes(const NormConfig& c) {
+  return static_cast<int>(ceil_div(staged_row_bytes(c) * c.rows_per_stage, 128) * 128);
+}
+
+}  // namespace norm_detail
+
+inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const DeviceLimits& device) {
+  using norm_detail::ceil_div;
+  constexpr int64_t kStageBytes = 2048;   // of x, at least, where rows are short
+  constexpr int64_t kTicketStage = 8192;  // of x: a counter takes about 400 draws a microsecond
+  constexpr int64_t kStaticBytes = 4096;  // more than the kernels' barriers and sums take
+  constexpr int64_t kBytesPerSm = 200 * 1024;  // of dynamic shared memory, of 228 KB in all
+  const bool forward = pass == NormPass::kForward;
+  // From here on that SMs are not equally fast is worth a counter, which costs its clearing.
+  constexpr int64_t kTicketBytes = int64_t{32} << 20;
+  constexpr int64_t kPacedBytes = int64_t{256} << 20;
+  // Up to here starting CTAs is quicker than setting up rings.
+  constexpr int64_t kDirectBytes = int64_t{4} << 20;
+  NormConfig c{};
+  c.pass = pass;
+  c.groups = p.groups;
+  c.mapping = norm_mapping(pass, p.columns, p.staged[0]);
+  NormMapping& m = c.mapping;
+  for (int i = 0; i < NormConfig::kMaxStaged; ++i) {
+    c.pitches[i] = m.looped ? 0 : norm_detail::pitch(m, p.staged[i]);
+  }
+  c.at_once = m.in_warp() ? m.rows_per_warp() : 1;
+  c.rows_per_stage = 1;
+  c.rings = 1;
+  c.bias_sums = !forward && p.bias_sums && !m.looped;
+  // A CTA without a second stage would wait for each row.
+  const auto fits = [&] {
+    return m.in_warp() || 2 * norm_detail::staged_row_bytes(c) + c.kept_bytes() + kStaticBytes <=
+                              device.max_shared_bytes_per_cta;
+  };
+  c.keeps_parameters = forward && !m.looped;
+  if (!fits()) c.keeps_parameters = false;
+  if (!fits()) m.looped = true;
+  if (m.looped) {
+    constexpr int kLoopedPartials = 128;
+    c.bias_sums = c.keeps_parameters = false;
+    m.warps = 16;
+    c.grid = static_cast<int>(std::min<int64_t>(p.rows * p.groups, 8 * int64_t{device.sm_count}));
+    c.partials = static_cast<int>(std::min<int64_t>(ceil_div(p.rows, 16), kLoopedPartials));
+    return c;
+  }
+  const int64_t row_bytes = m.cta_columns * p.staged[0];
+  if (forward && m.cluster == 1 && p.rows * p.columns * p.staged[0] <= kDirectBytes) {
+    const int64_t rows_per_cta = m.in_warp() ? m.warps * c.at_once : 1;
+    c.direct = true;
+    c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * p.groups;
+    return c;
+  }
+  // CTAs an SM, as many as registers allow.
+  int per_sm = 1;
+  if (m.in_warp()) {
+    if (forward && m.thread_vectors <= 5) per_sm = 2;
+    const int64_t turns = std::clamp<int64_t>(kStageBytes / (row_bytes * c.at_once), 1, 8);
+    c.rows_per_stage = static_cast<int>(turns) * c.at_once;
+    c.rings = m.warps;
+    // Rows of several fp32 operands.
+    while (int64_t{norm_detail::stage_bytes(c)} * c.rings + c.kept_bytes() + kStaticBytes >
+           device.max_shared_bytes_per_cta) {
+      c.rings = m.warps /= 2;
+    }
+  } else {
+    per_sm = std::clamp(16 / m.warps, 1, 8);
+  }
+  const int64_t room =
+      std::min<int64_t>(kBytesPerSm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
+      c.kept_bytes();
+  if (!m.in_warp()) {
+    // The backward's two rows share the exchange of their sums where there is room.
+    c.rows_per_stage = forward
+                           ? static_cast<int>(std::clamp<int64_t>(kTicketStage / row_bytes, 1, 4))
+                       : m.thread_vectors <= NormConfig::kPairVectors ? 2
+                                                                      : 1;
+    if (2 * int64_t{norm_detail::stage_bytes(c)} > room) c.rows_per_stage = 1;
+    if (!forward) c.at_once = c.rows_per_stage;
+  }
+  c.stage_bytes = norm_detail::stage_bytes(c);
+  // More would only take room: in flight is enough with fewer the shorter rows are.
+  const int most = m.in_warp() ? (forward ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
+  const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
+  c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
+  // Wide stages of several wide operands may fill an SM alone.
+  if (c.stages == 1 &&
+      2 * ring_bytes + c.kept_bytes() + kStaticBytes <= device.max_shared_bytes_per_cta) {
+    c.stages = 2;
+  }
+  const int64_t blocks = ceil_div(p.rows, c.rows_per_stage);
+  // Clusters of 4 and more leave SMs over: 30 of 4, 15 of 8, 7 of 16 fit on 132 SMs.
+  int64_t resident = per_sm * device.sm_count / m.cluster;
+  if (m.cluster >= 4) resident = resident * 10 / 11;
+  const int64_t teams =
+      std::min(ceil_div(blocks, c.rings), std::max<int64_t>(resident / p.groups, 1));
+  c.blocks = static_cast<uint32_t>(blocks);
+  c.owners = static_cast<uint32_t>(teams * c.rings);
+  c.grid = static_cast<int>(teams) * m.cluster * p.groups;
+  c.partials = static_cast<int>(teams);
+  // SMs are not equally fast. The backward's rows stay where they are: the order of its sums does.
+  const int64_t bytes = p.rows * p.columns * p.staged[0];
+  const bool uneven = !m.in_warp() && p.groups == 1 && bytes >= kTicketBytes;
+  c.by_ticket = forward && uneven && m.cluster == 1;
+  c.paced = forward && uneven && !c.by_ticket;
+  if (!forward && uneven && m.thread_vectors > NormConfig::kPairVectors && bytes >= kPacedBytes) {
+    c.lead = 2;
+  }
+  return c;
+}
+
+inline const char* name(NormPass pass) {
+  return pass == NormPass::kForward ? "forward" : "backward";
+}
+
+// For explain: the config as JSON.
+inline std::string to_json(const NormConfig& c) {
+  const NormMapping& m = c.mapping;
+  const auto number = [](const char* key, int64_t value) {
+    return std::string(", \"") + key + "\": " + std::to_string(value);
+  };
+  std::string text = std::string("{\"kernel\": \"norm_") + name(c.pass) +
+                     (m.looped ? "_looped" : "") + "_sm90\"" + number("columns", m.columns);
+  if (!m.looped) {
+    text += number("cluster", m.cluster) + number("warps", m.warps) +
+            number("threads_per_row", m.lanes) + number("vectors_per_thread", m.thread_vectors) +
+            number("elements_per_vector", m.vector) + number("idle", m.idle_slots());
+    if (!c.direct) {
+      text += number("rows_per_stage", c.rows_per_stage) + number("stages", c.stages) +
+              ", \"by_ticket\": " + (c.by_ticket ? "true" : "false") +
+              ", \"paced\": " + (c.paced ? "true" : "false");
+    }
+  }
+  if (c.groups > 1) text += number("groups", c.groups);
+  text += number("grid", c.grid);
+  if (c.pass == NormPass::kBackward) text += number("partials", c.partials);
+  return text + "}";
+}
+
+}  // namespace ikbo

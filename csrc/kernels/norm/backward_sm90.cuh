@@ -1,0 +1,510 @@
+// The gradients of a norm. With g = grad_y * (weight + weight_offset) and xhat = (x - mean) * rstd:
+//   grad_x = (g - xhat * mean(g * xhat) [- mean(g): LayerNorm]) * rstd [+ grad_residual_out]
+// and, summed over rows, grad_weight = grad_y * xhat and grad_bias = grad_y.
+//
+// (Products and sums as in the forward: explicitly fused or not.)
+//
+// kFull: rows of whole vectors, all of x's type. Their x and grad_y wait for the row's sums in
+// registers, packed, so that a CTA's stage is filled again right after the row's barrier; the
+// others are read from their stage twice. Registers hold the sums over rows of grad_weight, and
+// those of grad_bias unless that would cost a second CTA its registers: then they are in shared
+// memory, a place for each column slot of each thread. The sums of a CTA or cluster are one row of
+// partials, which a second kernel adds up.
+#pragma once
+
+#include "hopper/dependent_launch.cuh"
+#include "hopper/memory_order.cuh"
+#include "kernels/norm/compiled.h"
+#include "kernels/norm/staged.cuh"
+
+namespace ikbo::norm {
+
+inline constexpr int kBackwardRings = 12;
+
+// Of two rows: the sums of g * xhat and of g.
+template <int kMost>
+struct PairSums {
+  bool layer, pair;
+
+  __device__ float4 operator()(float4 part, int width, bool = false) const {
+    part.x = sum_lanes<kMost>(part.x, width);
+    if (layer) part.y = sum_lanes<kMost>(part.y, width);
+    if (pair) part.z = sum_lanes<kMost>(part.z, width);
+    if (pair && layer) part.w = sum_lanes<kMost>(part.w, width);
+    return part;
+  }
+};
+
+// The compiler knows nothing of them any more.
+template <int kCount>
+__device__ inline void hide(Words<kCount>& words) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(words.word[i]));
+}
+
+// A float for each column slot of each thread in shared memory, four at a time. A warp's accesses
+// lie side by side.
+template <int kVector>
+struct Slots {
+  static constexpr int kQuads = kVector / 4;
+  float4* base;
+  int vectors;  // a thread
+
+  __device__ float4& quad(int warp, int lane, int v, int q) const {
+    return base[((warp * vectors + v) * kQuads + q) * 32 + lane];
+  }
+  // This thread's.
+  __device__ void add(int v, const float (&values)[kVector]) const {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      float4& sum = quad(threadIdx.x / 32, threadIdx.x % 32, v, q);
+      float4 now = sum;
+      now.x += values[4 * q], now.y += values[4 * q + 1];
+      now.z += values[4 * q + 2], now.w += values[4 * q + 3];
+      sum = now;
+    }
+  }
+  __device__ void put(int v, const float (&values)[kVector]) const {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      quad(threadIdx.x / 32, threadIdx.x % 32, v, q) =
+          float4{values[4 * q], values[4 * q + 1], values[4 * q + 2], values[4 * q + 3]};
+    }
+  }
+  __device__ void get(int v, float (&values)[kVector]) const {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const float4 now = quad(threadIdx.x / 32, threadIdx.x % 32, v, q);
+      values[4 * q] = now.x, values[4 * q + 1] = now.y;
+      values[4 * q + 2] = now.z, values[4 * q + 3] = now.w;
+    }
+  }
+  // Of rows within a warp, `lanes` threads each: the sum of a column over all rows of all warps.
+  __device__ float sum_of_column(int column, int lanes) const {
+    const int v = column / (lanes * kVector), thread = column / kVector % lanes;
+    const int e = column % kVector;
+    float sum = 0.0f;
+    for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
+      for (int lane = thread; lane < 32; lane += lanes) {
+        sum += reinterpret_cast<const float*>(&quad(w, lane, v, e / 4))[e % 4];
+      }
+    }
+    return sum;
+  }
+};
+
+// Rows within a warp: twelve warps an SM, or eight with registers for 9 vectors. Rows over warps:
+// sixteen.
+template <int kVectors, bool kInWarp>
+inline constexpr int kBackwardThreads = norm_max_threads(NormPass::kBackward, kVectors, kInWarp);
+
+template <class T, int kVectors, bool kInWarp, bool kFull>
+__global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
+    norm_backward_sm90(const __grid_constant__ NormBackward p,
+                       const __grid_constant__ NormConfig config) {
+  constexpr int kVector = 16 / sizeof(T);
+  // Registers hold the weight of short rows; of longer full ones packed, so it is in T.
+  constexpr bool kHoldsWeight = holds_weight(kVectors, kVector, kInWarp);
+  constexpr bool kHoldsPacked = kFull && !kHoldsWeight;
+  constexpr bool kHoldsBiasSums = kInWarp ? kFull && kVectors <= 3 : kVectors <= 2;
+  constexpr bool kHoldsRow = kFull && (kInWarp ? kVectors <= 2 : kVectors != 2);
+  constexpr int kWords = kWordsOf<T, kVector>;
+  constexpr int kTurnRows = kInWarp || kVectors > NormConfig::kPairVectors ? 1 : 2;
+  extern __shared__ __align__(128) char shared_bytes[];
+  __shared__ Exchange shared;
+  constexpr int kRings = kInWarp ? kBackwardRings : 1;
+  __shared__ Staged operands[kRings][3];
+  __shared__ hopper::Barrier full[kRings][NormConfig::kMaxStages];
+
+  const NormMapping& m = config.mapping;
+  const int lane = threadIdx.x % 32, ring_index = kInWarp ? threadIdx.x / 32 : 0;
+  const Place place = Place::of_cta<kInWarp>(config);
+  const int lanes = kInWarp ? m.lanes : 32;  // of a warp that a row has
+  const int mine = kInWarp ? lane >> (__ffs(lanes) - 1) : 0;
+  using At = Columns<kVectors, kVector, kInWarp, kFull>;
+  const At at = At::of_span(m, kInWarp ? lane & (lanes - 1) : static_cast<int>(threadIdx.x),
+                            place.first_column);
+  Ring<kInWarp, kFull> ring{
+      config,
+      static_cast<uint32_t>(p.rows),
+      operands[ring_index],
+      p.grad_residual_out.data ? 3 : 2,
+      (!kInWarp && kTurnRows == 1) ||
+          (Staged::touches(p.x, at.count, config) && Staged::touches(p.grad_y, at.count, config) &&
+           (!p.grad_residual_out.data || Staged::touches(p.grad_residual_out, at.count, config))),
+      shared_bytes + ring_index * config.stages * config.stage_bytes,
+      full[ring_index],
+      nullptr,
+      nullptr,
+      place.team * config.rings + ring_index};
+  const bool in_first_warp = kInWarp || threadIdx.x < 32;
+  if (in_first_warp) {
+    if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
+    if (lane == 0) {
+      Staged* const staged = operands[ring_index];
+      int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
+      end = staged[1].init(p.grad_y, place, at.count, config, config.pitches[1], end);
+      staged[2].init(p.grad_residual_out, place, at.count, config, config.pitches[2], end);
+      if constexpr (!kInWarp) shared.init();
+    }
+    hopper::fence_barrier_init();
+    __syncwarp();
+  }
+  // Until here nothing was read that an earlier kernel may write.
+  hopper::wait_for_previous_kernel();
+  if (kInWarp || threadIdx.x == 0) ring.load_first();
+  if (place.cluster > 1) {
+    hopper::cluster_sync();
+  } else if (!kInWarp) {
+    __syncthreads();
+  }
+
+  const Target weight(p.weight, place), grad_x(p.grad_x, place);
+  const Target grad_residual(p.grad_residual, place);
+  const auto load_weight = [&](const At& at, int v, float (&w)[kVector]) {
+    if (p.weight.data) {
+      with_type<T>(p.weight.type,
+                   [&](auto zero) { at.template load<decltype(zero)>(weight.data, v, w); });
+      if (p.weight_offset != 0.0f) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) w[e] += p.weight_offset;
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) w[e] = 1.0f;
+    }
+  };
+  float held_weight[kHoldsWeight ? kVectors : 1][kVector];
+  Words<kWords> packed_weight[kHoldsPacked ? kVectors : 1];
+  float weight_sums[kVectors][kVector] = {};
+  float held_bias_sums[kHoldsBiasSums ? kVectors : 1][kVector] = {};
+  const Slots<kVector> bias_sums{reinterpret_cast<float4*>(shared_bytes + config.ring_bytes()),
+                                 at.vectors};
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (!at.has(v)) continue;
+    if constexpr (kHoldsWeight) load_weight(at, v, held_weight[v]);
+    if constexpr (kHoldsPacked) {
+      float ones[kVector];
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) ones[e] = 1.0f;
+      packed_weight[v] = pack_words<T>(ones);
+      if (p.weight.data) {
+        packed_weight[v] = load_words<kWords>(weight.data + at.first(v) * sizeof(T));
+      }
+    }
+    if (!kHoldsBiasSums && config.bias_sums) {
+      const float zeros[kVector] = {};
+      bias_sums.put(v, zeros);
+    }
+  }
+
+  const bool layer = p.mean != nullptr;
+  const float per_column = 1.0f / static_cast<float>(m.columns);
+  const int at_once = config.at_once;  // a CTA's 2 or 1
+  uint32_t turn = 0;
+
+  // The statistics of a turn's rows are loaded one turn ahead.
+  constexpr int kRowUnroll = kFull ? kTurnRows : 1;
+  float next_mean[kTurnRows] = {}, next_rstd[kTurnRows] = {};
+  const auto load_statistics = [&](uint32_t row) {
+#pragma unroll
+    for (int r = 0; r < kTurnRows; ++r) {
+      if (r >= at_once || row + r >= ring.rows) continue;
+      const int64_t of_row = int64_t{row + r} * config.groups + place.group;
+      next_rstd[r] = p.rstd[of_row];
+      if (layer) next_mean[r] = p.mean[of_row];
+    }
+  };
+  load_statistics(ring.first_row() + mine);
+
+  // Where an operand's rows lie in a stage: as in Staged, but in registers.
+  [[maybe_unused]] int offsets[3], steps[3];
+#pragma unroll
+  for (int o = 0; o < 3; ++o) {
+    const NormMatrix& operand = o == 0 ? p.x : o == 1 ? p.grad_y : p.grad_residual_out;
+    offsets[o] = o == 0 ? 0 : offsets[o - 1] + config.pitches[o - 1] * config.rows_per_stage;
+    steps[o] = Staged::touches(operand, at.count, config) ? at.count * static_cast<int>(sizeof(T))
+                                                          : config.pitches[o];
+  }
+
+  // A CTA's stage is filled again after the row's barrier, or after that of the row behind it where
+  // it is still read then.
+  const bool refills_late = !kHoldsRow || p.grad_residual_out.data;
+  // No CTA loads far ahead of the average: SMs are not equally fast, and rows are dealt out
+  // equally. The count of all CTAs' turns is looked at a turn late, when it costs no wait. It can't
+  // grow while CTAs are not on the GPU yet: who has waited in vain doesn't wait again.
+  constexpr uint32_t kNoWait = ~0u;
+  uint32_t turns_seen = 0;
+  const auto keep_pace = [&] {
+    if (place.rank == 0) atomicAdd(p.turns, 1u);
+    if (turns_seen == kNoWait) return;
+    const uint32_t lead = config.lead;
+    const uint32_t least = turn > lead ? (turn - lead) * config.owners : 0;
+    for (int tries = 0; turns_seen < least; ++tries) {
+      turns_seen = tries < 100 ? hopper::load_relaxed_gpu(p.turns) : kNoWait;
+    }
+    if (turns_seen != kNoWait) turns_seen = hopper::load_relaxed_gpu(p.turns);
+  };
+  const auto refill = [&] {
+    if (threadIdx.x != blockDim.x - 32) return;
+    if (kTurnRows == 1 && config.lead > 0) keep_pace();
+    if (refills_late && turn == 1) return;
+    const int before = ring.slot == 0 ? config.stages - 1 : ring.slot - 1;
+    ring.load_again(refills_late ? before : ring.slot,
+                    refills_late ? ring.block - config.owners : ring.block);
+  };
+
+  while (ring.wait()) {
+    const uint32_t first_row = ring.first_row();
+    const int count = ring.rows_from(first_row);
+#pragma unroll 1
+    for (int i = 0; i < count; i += at_once) {
+      const bool has_row = !kInWarp || i + mine < count;
+      const int in_stage = has_row ? i + mine : i;
+      const int turn_rows = kInWarp ? 1 : count;
+      float mean[kTurnRows], rstd[kTurnRows];
+#pragma unroll
+      for (int r = 0; r < kTurnRows; ++r) mean[r] = next_mean[r], rstd[r] = next_rstd[r];
+      load_statistics(i + at_once < count
+                          ? first_row + i + at_once + mine
+                          : first_row + config.owners * config.rows_per_stage + mine);
+
+      // Row r of the turn, of operand o.
+      const auto in_stage_of = [&](int o, int r) -> const char* {
+        if constexpr (kFull) {
+          return ring.stage() + offsets[o] +
+                 (!kInWarp && kTurnRows == 1 ? 0 : (in_stage + r) * steps[o]);
+        } else {
+          return operands[ring_index][o].template in_stage<kFull>(ring.stage(), first_row,
+                                                                  in_stage + r);
+        }
+      };
+      Words<kWords> x_words[kTurnRows][kHoldsRow ? kVectors : 1];
+      Words<kWords> grad_words[kTurnRows][kHoldsRow ? kVectors : 1];
+      if constexpr (kHoldsRow) {
+#pragma unroll
+        for (int r = 0; r < kTurnRows; ++r) {
+          const bool there = kInWarp ? has_row : r < turn_rows;
+          const int begin = at.first(0) * static_cast<int>(sizeof(T));
+          const int step = at.lanes * kVector * static_cast<int>(sizeof(T));
+          const char* const x = in_stage_of(0, r) + begin;
+          const char* const grad = in_stage_of(1, r) + begin;
+#pragma unroll
+          for (int v = 0; v < kVectors; ++v) {
+            x_words[r][v] = grad_words[r][v] = Words<kWords>{};
+            if (there) {
+              x_words[r][v] = load_words<kWords>(x + v * step);
+              grad_words[r][v] = load_words<kWords>(grad + v * step);
+            }
+          }
+        }
+      }
+      const auto load = [&](const At& now, int r, int v, float (&x)[kVector],
+                            float (&grad)[kVector]) {
+        if constexpr (kHoldsRow) {
+          unpack_words<T>(x_words[r][v], x);
+          unpack_words<T>(grad_words[r][v], grad);
+        } else {
+          now.template load<T>(in_stage_of(0, r), v, x);
+          const auto load_grad = [&](auto zero) {
+            now.template load<decltype(zero)>(in_stage_of(1, r), v, grad);
+          };
+          if constexpr (kFull) {
+            load_grad(T{});
+          } else {
+            with_type<T>(p.grad_y.type, load_grad);
+          }
+        }
+      };
+      // grad_y becomes g.
+      const auto weigh = [&](const At& now, int v, float (&grad)[kVector]) {
+        float w[kVector];
+        if constexpr (kHoldsWeight) {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) w[e] = held_weight[v][e];
+        } else if constexpr (kHoldsPacked) {
+          unpack_words<T>(packed_weight[v], w);
+        } else {
+          load_weight(now, v, w);
+        }
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], w[e]);
+      };
+
+      // Of row r, in a loop that isn't unrolled.
+      const auto of_row = [](const float (&values)[kTurnRows], int r) {
+        return r == 0 ? values[0] : values[kTurnRows - 1];
+      };
+      float4 sums{0.0f, 0.0f, 0.0f, 0.0f};  // as in PairSums
+#pragma unroll kRowUnroll
+      for (int r = 0; r < kTurnRows; ++r) {
+        if (!kHoldsRow && (!has_row || r >= turn_rows)) continue;
+        const At now = kHoldsRow ? at : at.recomputed();
+        const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
+        float along = 0.0f, sum = 0.0f;
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          if (!now.has(v)) continue;
+          float xhat[kVector], grad[kVector];
+          load(now, r, v, xhat, grad);
+          if constexpr (kHoldsBiasSums) {
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) held_bias_sums[v][e] += grad[e];
+          } else if (config.bias_sums) {
+            bias_sums.add(v, grad);
+          }
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            xhat[e] = fmaf(xhat[e], row_rstd, shift);
+            weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
+          }
+          weigh(now, v, grad);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            along = fmaf(grad[e], xhat[e], along);
+            sum += grad[e];
+          }
+        }
+        if (r == 0) {
+          sums.x = along, sums.y = sum;
+        } else {
+          sums.z = along, sums.w = sum;
+        }
+      }
+      const bool pair = !kInWarp && turn_rows > 1;
+      sums = PairSums<32>{layer, pair}(sums, lanes);
+      if constexpr (!kInWarp) {
+        sums =
+            exchange(shared, turn, place.cluster, sums, PairSums<kMaxWarps>{layer, pair}, refill);
+      }
+
+      // Else the compiler would keep what it has unpacked, in registers that there aren't.
+      if constexpr (!kHoldsRow) {
+        asm volatile("" ::: "memory");
+      } else if constexpr (kVectors > 2) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+          for (int r = 0; r < kTurnRows; ++r) hide(x_words[r][v]), hide(grad_words[r][v]);
+          if constexpr (kHoldsPacked) hide(packed_weight[v]);
+        }
+      }
+#pragma unroll kRowUnroll
+      for (int r = 0; r < kTurnRows; ++r) {
+        if (kInWarp ? kFull && !has_row : r >= turn_rows) continue;
+        const At now = at.recomputed();
+        const uint32_t number = first_row + in_stage + r;
+        // grad_x = g * rstd + x * slope + offset
+        const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
+        const float row_along = (r == 0 ? sums.x : sums.z) * per_column;
+        const float row_sum = layer ? (r == 0 ? sums.y : sums.w) * per_column : 0.0f;
+        const float slope = -row_along * row_rstd * row_rstd;
+        const float offset = -fmaf(row_along, shift, row_sum) * row_rstd;
+        [[maybe_unused]] StoreState x_state{}, residual_state{};
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          if (!now.has(v)) continue;
+          float x[kVector], grad[kVector];
+          load(now, r, v, x, grad);
+          weigh(now, v, grad);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            grad[e] = fmaf(x[e], slope, fmaf(grad[e], row_rstd, offset));
+          }
+          if (p.grad_residual_out.data) {
+            const auto add = [&](auto zero) {
+              float added[kVector];
+              now.template load<decltype(zero)>(in_stage_of(2, r), v, added);
+#pragma unroll
+              for (int e = 0; e < kVector; ++e) grad[e] += added[e];
+            };
+            if constexpr (kFull) {
+              add(T{});
+            } else {
+              with_type<T>(p.grad_residual_out.type, add);
+            }
+          }
+          if constexpr (kFull) {
+            if (p.grad_x.data) now.template store<T>(grad_x.row(number), v, grad, true, x_state);
+          } else {
+            const auto store = [&](ElementType type, const Target& to, StoreState& state) {
+              with_type<T>(type, [&](auto zero) {
+                now.template store<decltype(zero)>(to.row(number), v, grad, has_row, state);
+              });
+            };
+            if (p.grad_x.data) store(p.grad_x.type, grad_x, x_state);
+            if (p.grad_residual.data) store(p.grad_residual.type, grad_residual, residual_state);
+          }
+        }
+      }
+    }
+    if constexpr (kInWarp) {
+      __syncwarp();
+      ring.load_again(ring.slot, ring.block);
+    }
+    ring.advance();
+  }
+  hopper::allow_next_kernel();
+
+  if (p.weight_partials || config.bias_sums) {
+    const int64_t partial =
+        (int64_t{place.team} * config.groups + place.group) * m.columns + place.first_column;
+    if constexpr (kInWarp) {
+      const At now = at.recomputed();
+      const Slots<kVector> slots{reinterpret_cast<float4*>(shared_bytes), at.vectors};
+      const auto put = [&](const Slots<kVector>& slots, const float (&sums)[kVectors][kVector]) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          if (now.has(v)) slots.put(v, sums[v]);
+        }
+      };
+      const auto add_up = [&](const Slots<kVector>& slots, float* partials) {
+        for (int column = threadIdx.x; column < now.count; column += blockDim.x) {
+          partials[partial + column] = slots.sum_of_column(column, m.lanes);
+        }
+      };
+      if constexpr (kHoldsBiasSums) {
+        if (config.bias_sums) put(bias_sums, held_bias_sums);
+      }
+      __syncthreads();  // all stages are read
+      put(slots, weight_sums);
+      __syncthreads();
+      if (p.weight_partials) add_up(slots, p.weight_partials);
+      if (config.bias_sums) add_up(bias_sums, p.bias_partials);
+    } else {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (!at.has(v)) continue;
+        float bias[kVector];
+        if constexpr (kHoldsBiasSums) {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) bias[e] = held_bias_sums[v][e];
+        } else if (config.bias_sums) {
+          bias_sums.get(v, bias);
+        }
+        if constexpr (kFull) {
+          const auto put = [&](float* partials, const float (&values)[kVector]) {
+#pragma unroll
+            for (int e = 0; e < kVector; e += 4) {
+              *reinterpret_cast<float4*>(partials + partial + at.first(v) + e) =
+                  float4{values[e], values[e + 1], values[e + 2], values[e + 3]};
+            }
+          };
+          if (p.weight_partials) put(p.weight_partials, weight_sums[v]);
+          if (config.bias_sums) put(p.bias_partials, bias);
+        } else {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            if (at.may_lack(v) && at.first(v) + e >= at.count) continue;
+            if (p.weight_partials) p.weight_partials[partial + at.first(v) + e] = weight_sums[v][e];
+            if (config.bias_sums) p.bias_partials[partial + at.first(v) + e] = bias[e];
+          }
+        }
+      }
+    }
+  }
+  if (place.cluster > 1) hopper::cluster_sync();
+}
+
+}  // namespace ikbo::norm

@@ -1,0 +1,38 @@
+// The compiled kernels, for each type of x.
+//   vectors  that a thread has of a row
+//   in_warp  whether its threads are within a warp
+//   full     whether all threads have so many, whole and aligned: these are compiled for the very
+//            number, the others for 2, 4 or 9 at most
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/norm/norm.h"
+
+namespace ikbo::norm {
+
+using ForwardKernel = void (*)(NormForward, NormConfig);
+using BackwardKernel = void (*)(NormBackward, NormConfig);
+
+// Whether a thread of the backward has registers for the weight of its vectors in float.
+constexpr bool holds_weight(int vectors, int elements, bool in_warp) {
+  return vectors * elements <= (in_warp ? 32 : 16);
+}
+
+template <class T>
+ForwardKernel forward_kernel(int vectors, bool in_warp, bool full);
+template <class T>
+BackwardKernel backward_kernel(int vectors, bool in_warp, bool full);
+
+#define IKBO_NORM_KERNELS(T)                                             \
+  template <>                                                            \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full); \
+  template <>                                                            \
+  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);
+IKBO_NORM_KERNELS(__nv_bfloat16)
+IKBO_NORM_KERNELS(__half)
+IKBO_NORM_KERNELS(float)
+#undef IKBO_NORM_KERNELS
+
+}  // namespace ikbo::norm

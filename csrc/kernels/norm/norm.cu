@@ -1,0 +1,151 @@
+#include <algorithm>
+#include <initializer_list>
+
+#include "hopper/dependent_launch.cuh"
+#include "kernels/norm/compiled.h"
+#include "kernels/norm/looped_sm90.cuh"
+#include "kernels/norm/norm.h"
+#include "launch/launch.h"
+
+namespace ikbo {
+namespace norm {
+namespace {
+
+constexpr int kFinishColumns = 32, kFinishGroups = 16;
+
+// Adds up the partials of a column, of all groups' columns side by side, in the same order each
+// time: sixteen warps take every sixteenth row each, and their sums are added one by one.
+__global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
+    norm_finish_sm90(const __grid_constant__ NormBackward p, int64_t columns, int partials) {
+  __shared__ float sums[kFinishGroups][kFinishColumns];
+  hopper::wait_for_previous_kernel();
+  const bool bias = blockIdx.y == 1;
+  const float* from = bias ? p.bias_partials : p.weight_partials;
+  if (from == nullptr) return;
+  const int group = threadIdx.x / kFinishColumns, lane = threadIdx.x % kFinishColumns;
+  const int64_t column = int64_t{blockIdx.x} * kFinishColumns + lane;
+  float sum = 0.0f;
+  if (column < columns) {
+#pragma unroll 8
+    for (int i = group; i < partials; i += kFinishGroups) sum += from[i * columns + column];
+  }
+  sums[group][lane] = sum;
+  __syncthreads();
+  if (group != 0 || column >= columns) return;
+  for (int g = 1; g < kFinishGroups; ++g) sum += sums[g][lane];
+  const NormMatrix& to = bias ? p.grad_bias : p.grad_weight;
+  with_type<float>(to.type, [&](auto zero) {
+    using T = decltype(zero);
+    static_cast<T*>(to.data)[column] = static_cast<T>(sum);
+  });
+}
+
+// To 16 bytes, and so are all rows.
+bool is_aligned(const NormMatrix& m, int64_t rows, int groups) {
+  return m.data == nullptr ||
+         (reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && (rows <= 1 || m.row_bytes % 16 == 0) &&
+          (groups <= 1 || m.group_bytes % 16 == 0));
+}
+
+// Whether all threads have all of their vectors whole and aligned.
+bool is_full(std::initializer_list<NormMatrix> operands, int64_t rows, const NormConfig& config) {
+  return config.mapping.idle_slots() == 0 &&
+         std::all_of(operands.begin(), operands.end(),
+                     [&](const NormMatrix& m) { return is_aligned(m, rows, config.groups); });
+}
+
+bool all_of_type(ElementType type, std::initializer_list<NormMatrix> operands) {
+  return std::all_of(operands.begin(), operands.end(),
+                     [&](const NormMatrix& m) { return m.data == nullptr || m.type == type; });
+}
+
+ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
+  if (type == ElementType::kBfloat16) return forward_kernel<__nv_bfloat16>(vectors, in_warp, full);
+  if (type == ElementType::kFloat16) return forward_kernel<__half>(vectors, in_warp, full);
+  return forward_kernel<float>(vectors, in_warp, full);
+}
+
+BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
+  if (type == ElementType::kBfloat16) return backward_kernel<__nv_bfloat16>(vectors, in_warp, full);
+  if (type == ElementType::kFloat16) return backward_kernel<__half>(vectors, in_warp, full);
+  return backward_kernel<float>(vectors, in_warp, full);
+}
+
+LaunchShape shape_of(const NormConfig& config) {
+  LaunchShape shape{static_cast<unsigned>(config.grid),
+                    static_cast<unsigned>(32 * config.mapping.warps)};
+  shape.shared_bytes = config.shared_bytes();
+  shape.cluster = config.mapping.cluster;
+  shape.overlaps_previous = !config.mapping.looped;
+  return shape;
+}
+
+}  // namespace
+}  // namespace norm
+
+void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream) {
+  if (config.mapping.looped) {
+    launch(norm::norm_forward_looped_sm90, norm::shape_of(config), stream, p,
+           config.mapping.columns, config.groups);
+    return;
+  }
+  // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
+  const bool full = norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
+                    (p.quantizes() || norm::is_full({p.y}, p.rows, config));
+  const NormMapping& m = config.mapping;
+  launch(norm::forward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
+         norm::shape_of(config), stream, p, config);
+}
+
+void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStream_t stream) {
+  const int64_t columns = config.mapping.columns, all_columns = columns * config.groups;
+  if (p.rows > 0 && config.mapping.looped) {
+    if (p.grad_x.data != nullptr || p.grad_residual.data != nullptr) {
+      launch(norm::norm_backward_looped_sm90, norm::shape_of(config), stream, p, columns,
+             config.groups);
+    }
+    if (p.weight_partials != nullptr || p.bias_partials != nullptr) {
+      launch(norm::norm_partials_looped_sm90,
+             {{static_cast<unsigned>((all_columns + 255) / 256),
+               static_cast<unsigned>(config.partials)},
+              256},
+             stream, p, columns, config.groups);
+    }
+  } else if (p.rows > 0) {
+    const NormMapping& m = config.mapping;
+    const bool takes_weight = norm::holds_weight(m.thread_vectors, m.vector, m.in_warp()) ||
+                              p.weight.data == nullptr ||
+                              (p.weight.type == p.x.type && p.weight_offset == 0.0f);
+    const bool full = takes_weight && p.grad_residual.data == nullptr &&
+                      norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
+                      norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
+    launch(norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
+           norm::shape_of(config), stream, p, config);
+  }
+  if (p.weight_partials == nullptr && p.bias_partials == nullptr) return;
+  LaunchShape shape{
+      {static_cast<unsigned>((all_columns + norm::kFinishColumns - 1) / norm::kFinishColumns), 2},
+      norm::kFinishColumns * norm::kFinishGroups};
+  shape.overlaps_previous = p.rows > 0;
+  launch(norm::norm_finish_sm90, shape, stream, p, all_columns, p.rows > 0 ? config.partials : 0);
+}
+
+void load_norm() {
+  for (const ElementType type :
+       {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
+    for (const int vectors : NormMapping::kThreadVectors) {
+      for (const bool in_warp : {false, true}) {
+        for (const bool full : {false, true}) {
+          load_kernel(norm::forward_kernel_of(type, vectors, in_warp, full));
+          load_kernel(norm::backward_kernel_of(type, vectors, in_warp, full));
+        }
+      }
+    }
+  }
+  load_kernel(norm::norm_forward_looped_sm90);
+  load_kernel(norm::norm_backward_looped_sm90);
+  load_kernel(norm::norm_partials_looped_sm90);
+  load_kernel(norm::norm_finish_sm90);
+}
+
+}  // namespace ikbo

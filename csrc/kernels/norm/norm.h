@@ -1,0 +1,57 @@
+// Host entry of the norm kernels. No tensors: raw pointers, checked by the op layer.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "config/norm.h"
+#include "launch/tensor_map.h"  // ElementType
+
+namespace ikbo {
+
+inline int bytes_of(ElementType type) { return type == ElementType::kFloat32 ? 4 : 2; }
+
+// Rows of each group, their elements side by side. Where it is absent, data is null.
+struct NormMatrix {
+  void* data;
+  int64_t row_bytes;    // from row to row of a group; 0 for one row in place of all
+  int64_t group_bytes;  // from group to group
+  ElementType type;
+};
+
+// Of the types x has one, and every other operand x's or float32; beside an x in float32, any.
+struct NormForward {
+  NormMatrix x, residual;   // normalised is x + residual
+  NormMatrix weight, bias;  // one row each, aligned to 16 bytes
+  NormMatrix y, residual_out;
+  float *mean, *rstd;  // [rows, groups] each; may be null
+  const float* scale;  // of y where it is in e4m3: one for all,
+  float* row_scales;   // or of each row, [rows, groups], found here
+  uint32_t* counter;   // zero, where the config has one
+  int64_t rows;        // of a group
+  float eps, weight_offset;
+  bool layer;
+
+  __host__ __device__ bool quantizes() const { return scale || row_scales; }
+};
+
+struct NormBackward {
+  NormMatrix x, grad_y, grad_residual_out;
+  NormMatrix weight;
+  NormMatrix grad_x, grad_residual;  // the same gradient in two types
+  NormMatrix grad_weight, grad_bias;
+  const float *mean, *rstd;                // [rows, groups]; mean: LayerNorm only
+  float *weight_partials, *bias_partials;  // [config.partials, groups, columns], where wanted
+  uint32_t* turns;                         // zero, where the config has a lead
+  int64_t rows;
+  float weight_offset;
+};
+
+// 1 <= rows < 2^31. The config was made for the problem.
+void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream);
+// 0 <= rows < 2^31: without rows the sums over rows are zero.
+void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStream_t stream);
+void load_norm();
+
+}  // namespace ikbo

@@ -1,0 +1,330 @@
+// How a thread reads and writes its columns of a row, in any of the element types.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/norm/norm.h"
+#include "kernels/numeric.cuh"
+
+namespace ikbo::norm {
+
+using E4m3 = __nv_fp8_storage_t;
+
+// Beyond the largest number: the largest. NaN stays.
+__device__ inline E4m3 to_e4m3(float value) {
+  return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
+}
+
+// body(U{}) with the C++ twin of an operand's type beside x in T: T or float, and beside float
+// anything. Uniform over the grid, so outside loops it costs nothing.
+template <class T, class Body>
+__device__ inline void with_type(ElementType type, const Body& body) {
+  if constexpr (sizeof(T) == 4) {
+    if (type == ElementType::kBfloat16) return body(__nv_bfloat16{});
+    if (type == ElementType::kFloat16) return body(__half{});
+    body(float{});
+  } else if (type == ElementType::kFloat32) {
+    body(float{});
+  } else {
+    body(T{});
+  }
+}
+
+__device__ inline int size_of(ElementType type) { return type == ElementType::kFloat32 ? 4 : 2; }
+
+// 32-bit words. They are loaded and stored in pieces of at most 16 bytes.
+template <int kCount>
+struct Words {
+  static constexpr int kPiece = kCount < 4 ? kCount : 4;
+  uint32_t word[kCount];
+};
+
+template <int kWords>
+__device__ inline void load_piece(const char* from, uint32_t* to) {
+  if constexpr (kWords == 1) {
+    to[0] = *reinterpret_cast<const uint32_t*>(from);
+  } else if constexpr (kWords == 2) {
+    const uint2 pair = *reinterpret_cast<const uint2*>(from);
+    to[0] = pair.x, to[1] = pair.y;
+  } else {
+    const uint4 four = *reinterpret_cast<const uint4*>(from);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  }
+}
+
+// Streaming stores: results larger than L2 would only push out what is still to be read.
+template <int kWords>
+__device__ inline void store_piece(char* to, const uint32_t* from) {
+  if constexpr (kWords == 1) {
+    __stcs(reinterpret_cast<uint32_t*>(to), from[0]);
+  } else if constexpr (kWords == 2) {
+    __stcs(reinterpret_cast<uint2*>(to), uint2{from[0], from[1]});
+  } else {
+    __stcs(reinterpret_cast<uint4*>(to), uint4{from[0], from[1], from[2], from[3]});
+  }
+}
+
+// At an address aligned to a piece.
+template <int kCount>
+__device__ inline Words<kCount> load_words(const char* from) {
+  Words<kCount> words;
+#pragma unroll
+  for (int i = 0; i < kCount; i += words.kPiece) {
+    load_piece<words.kPiece>(from + 4 * i, words.word + i);
+  }
+  return words;
+}
+template <int kCount>
+__device__ inline void store_words(char* to, const Words<kCount>& words) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += words.kPiece) {
+    store_piece<words.kPiece>(to + 4 * i, words.word + i);
+  }
+}
+
+// At any address, by the aligned pieces around: a copy of `from` to an aligned place. The last
+// piece is read only if the words reach into it.
+template <int kCount>
+__device__ inline Words<kCount> load_words_anywhere(const char* from) {
+  constexpr int kPiece = Words<kCount>::kPiece;
+  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from)) & (4 * kPiece - 1);
+  from -= shift;
+  uint32_t around[kCount + kPiece] = {};
+#pragma unroll
+  for (int i = 0; i < kCount; i += kPiece) load_piece<kPiece>(from + 4 * i, around + i);
+  if (shift != 0) load_piece<kPiece>(from + 4 * kCount, around + kCount);
+  if (kPiece == 4 && (shift & 8)) {
+#pragma unroll
+    for (int i = 0; i < kCount + kPiece - 2; ++i) around[i] = around[i + 2];
+  }
+  if (kPiece >= 2 && (shift & 4)) {
+#pragma unroll
+    for (int i = 0; i < kCount + kPiece - 1; ++i) around[i] = around[i + 1];
+  }
+  Words<kCount> words;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    words.word[i] = __funnelshift_r(around[i], around[i + 1], 8 * (shift & 3));
+  }
+  return words;
+}
+
+template <class T, int kCount>
+inline constexpr int kWordsOf = kCount * static_cast<int>(sizeof(T)) / 4;
+
+template <class T, int kCount>
+__device__ inline void unpack_words(const Words<kWordsOf<T, kCount>>& words,
+                                    float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kWordsOf<T, kCount>; ++i) {
+    if constexpr (sizeof(T) == 4) {
+      values[i] = __uint_as_float(words.word[i]);
+    } else {
+      const float2 pair = unpack<T>(words.word[i]);
+      values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
+    }
+  }
+}
+
+template <class T, int kCount>
+__device__ inline Words<kWordsOf<T, kCount>> pack_words(const float (&values)[kCount]) {
+  Words<kWordsOf<T, kCount>> words;
+#pragma unroll
+  for (int i = 0; i < kWordsOf<T, kCount>; ++i) {
+    if constexpr (sizeof(T) == 4) {
+      words.word[i] = __float_as_uint(values[i]);
+    } else if constexpr (sizeof(T) == 2) {
+      words.word[i] = pack<T>(values[2 * i], values[2 * i + 1]);
+    } else {
+      const auto pair = [&](int first) -> uint32_t {
+        return __nv_cvt_float2_to_fp8x2({values[first], values[first + 1]}, __NV_SATFINITE,
+                                        __NV_E4M3);
+      };
+      words.word[i] = pair(4 * i) | pair(4 * i + 2) << 16;
+    }
+  }
+  return words;
+}
+
+template <class T, int kWords>
+__device__ inline void store_element(T* to, const Words<kWords>& words, int e) {
+  constexpr int kSize = sizeof(T);
+  const uint32_t word = words.word[e * kSize / 4] >> 8 * (e * kSize % 4);
+  if constexpr (kSize == 4) {
+    *reinterpret_cast<uint32_t*>(to) = word;
+  } else if constexpr (kSize == 2) {
+    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(word);
+  } else {
+    *to = static_cast<uint8_t>(word);
+  }
+}
+
+// What a thread keeps from vector to vector of a row that it stores.
+struct StoreState {
+  uint32_t before[4];  // the last words of the thread's vector before
+};
+
+// A thread's columns of a CTA's span: NormMapping::column() on the device. kVector is the elements
+// of a vector; kInWarp says that the threads of a row are within a warp.
+//
+// kFull: every thread has kVectors vectors, all of them whole, at aligned addresses. Else `vectors`
+// up to kVectors, of which the last may be cut off or missing, at any address. The threads have the
+// same columns then (or a row's bits would depend on its address): they read the aligned pieces
+// around a vector, and for storing hand the elements that lie in the next thread's piece to it.
+template <int kVectors, int kVector, bool kInWarp, bool kFull>
+struct Columns {
+  int lanes, vectors, thread;
+  int count;  // columns of the span
+
+  __device__ static Columns of_span(const NormMapping& m, int thread, int64_t first_column) {
+    Columns at{m.lanes, kFull ? kVectors : m.thread_vectors, thread, static_cast<int>(m.columns)};
+    if (!kInWarp && m.cluster > 1) {
+      at.count = static_cast<int>(min(m.cta_columns, m.columns - first_column));
+      const int a_turn = m.lanes * kVector;
+      // The last CTA may have fewer.
+      if constexpr (!kFull) at.vectors = (at.count + a_turn - 1) / a_turn;
+    }
+    return at;
+  }
+
+  // The same, of which the compiler knows nothing: addresses that follow from it are computed again
+  // and not kept in registers over the loop around, two for each vector of each operand.
+  __device__ Columns recomputed() const {
+    Columns copy = *this;
+    asm volatile("" : "+r"(copy.thread));
+    return copy;
+  }
+
+  __device__ int first(int v) const { return (v * lanes + thread) * kVector; }
+  // Uniform over the row's threads. Not whether this one's vector is cut off or missing.
+  __device__ bool has(int v) const { return kFull || v < vectors; }
+  __device__ bool may_lack(int v) const { return !kFull && v == vectors - 1; }
+  // Zero in place of what there isn't.
+  __device__ void mask(int v, float (&values)[kVector]) const {
+    if constexpr (!kFull) {
+      if (v < vectors - 1) return;
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        values[e] = v < vectors && first(v) + e < count ? values[e] : 0.0f;
+      }
+    }
+  }
+  // Columns the thread has.
+  __device__ int owned() const {
+    int sum = 0;
+    for (int v = 0; v < vectors; ++v) sum += max(0, min(kVector, count - first(v)));
+    return sum;
+  }
+
+  // Vector v of a row whose span begins at `row`, in shared or global memory.
+  template <class T>
+  __device__ void load(const char* row, int v, float (&values)[kVector]) const {
+    constexpr int kWords = kWordsOf<T, kVector>, kSize = sizeof(T);
+    if constexpr (kFull) {
+      unpack_words<T>(load_words<kWords>(row + first(v) * kSize), values);
+    } else {
+      // A thread that lacks the vector reads the last one.
+      const int at = may_lack(v) ? min(first(v), (count - 1) / kVector * kVector) : first(v);
+      unpack_words<T>(load_words_anywhere<kWords>(row + at * kSize), values);
+      mask(v, values);
+    }
+  }
+  // All vectors; zero where there is none.
+  template <class T>
+  __device__ void load_row(const char* row, float (&values)[kVectors][kVector]) const {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (has(v)) {
+        load<T>(row, v, values[v]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) values[v][e] = 0.0f;
+      }
+    }
+  }
+
+  // By all threads of a warp, vector after vector. Nothing is stored where there is no row.
+  template <class T>
+  __device__ void store(char* row, int v, const float (&values)[kVector], bool has_row,
+                        StoreState& state) const {
+    if constexpr (!kFull) {
+      store_anywhere<T>(reinterpret_cast<T*>(row), v, values, has_row, state);
+    } else if (has_row) {
+      store_words(row + first(v) * static_cast<int>(sizeof(T)), pack_words<T>(values));
+    }
+  }
+  template <class T>
+  __device__ void store_row(char* row, const float (&values)[kVectors][kVector],
+                            bool has_row) const {
+    StoreState state{};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (has(v)) store<T>(row, v, values[v], has_row, state);
+    }
+  }
+
+ private:
+  template <class T>
+  __device__ void store_anywhere(T* row, int v, const float (&values)[kVector], bool has_row,
+                                 StoreState& state) const {
+    constexpr int kWords = kWordsOf<T, kVector>, kPiece = Words<kWords>::kPiece;
+    constexpr int kSize = sizeof(T);
+    const int lane = threadIdx.x % 32;
+    const Words<kWords> own = pack_words<T>(values);
+    // The thread of the columns before: its last words, of this vector or, for the row's first
+    // thread, of the vector before.
+    const int source = kInWarp ? (lane & ~(lanes - 1)) | ((thread - 1) & (lanes - 1)) : lane - 1;
+    const bool ends_turn = kInWarp && thread == lanes - 1;
+    uint32_t around[kPiece + kWords];
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      const uint32_t last = own.word[kWords - kPiece + i];
+      around[i] = __shfl_sync(0xffffffffu, ends_turn ? state.before[i] : last, source & 31);
+      state.before[i] = last;
+    }
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) around[kPiece + i] = own.word[i];
+    // The aligned place at or before the own one, and what belongs there.
+    T* to = row + first(v);
+    const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(to)) & (4 * kPiece - 1);
+    if (kPiece == 4 && (shift & 8)) {
+#pragma unroll
+      for (int i = kPiece + kWords - 1; i >= 2; --i) around[i] = around[i - 2];
+    }
+    if (kPiece >= 2 && (shift & 4)) {
+#pragma unroll
+      for (int i = kPiece + kWords - 1; i >= 1; --i) around[i] = around[i - 1];
+    }
+    Words<kWords> words;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      words.word[i] = __funnelshift_l(around[kPiece + i - 1], around[kPiece + i], 8 * (shift & 3));
+    }
+    // The run of threads that hand on to one another: the row's, or a warp's of a row of several.
+    const bool begins_run = kInWarp ? v == 0 && thread == 0 : lane == 0;
+    const bool ends_run = kInWarp ? v == vectors - 1 && ends_turn : lane == 31;
+    const int moved = shift / kSize, begin = first(v) - moved, end = has_row ? count : 0;
+    const int low = begins_run ? moved : 0, high = min(kVector, end - begin);
+    if (low == 0 && high == kVector) {
+      store_words(reinterpret_cast<char*>(to - moved), words);
+    } else if (low < high) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        if (e >= low && e < high) store_element(to - moved + e, words, e);
+      }
+    }
+    if (ends_run && moved > 0) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        if (e >= kVector - moved && first(v) + e < end) store_element(to + e, own, e);
+      }
+    }
+  }
+};
+
+}  // namespace ikbo::norm

@@ -1,0 +1,176 @@
+"""How the norm kernels lay rows over threads (ikbo._host), over lengths, element sizes, devices."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ikbo import _host
+
+from .sanitizer_workload import NORM_COLUMNS
+
+SHARED_BYTES = 227 * 1024
+STATIC_BYTES = 4096
+H200 = _host.DeviceLimits(132, 50 * 2**20, SHARED_BYTES)
+DEVICES = [H200, _host.DeviceLimits(78, 60 * 2**20, SHARED_BYTES),
+           _host.DeviceLimits(1, 50 * 2**20, SHARED_BYTES)]  # fmt: skip
+
+columns = (
+    st.integers(1, 3000)
+    | st.integers(1, 300_000)
+    | st.integers(1, 2000).map(lambda n: 64 * n)
+    | st.integers(0, 20).map(lambda n: 2**n)
+)
+element_bytes = st.sampled_from([2, 4])
+directions = st.booleans()
+
+
+def columns_of(mapping: _host.NormMapping) -> Counter[int]:
+    slots = (
+        mapping.column(cta, thread, v, e)
+        for cta in range(mapping.cluster)
+        for thread in range(mapping.lanes)
+        for v in range(mapping.thread_vectors)
+        for e in range(mapping.vector)
+    )
+    return Counter(slots)
+
+
+@settings(max_examples=60, deadline=None)
+@given(columns, element_bytes, directions)
+def test_every_column_has_one_slot(n: int, size: int, backward: bool) -> None:
+    mapping = _host.norm_mapping(n, size, backward)
+    if mapping.looped:
+        return
+    taken = columns_of(mapping)
+    assert taken.pop(-1, 0) == mapping.idle_slots
+    assert sorted(taken) == list(range(n))
+    assert set(taken.values()) == {1}
+
+
+@given(columns, element_bytes, directions)
+def test_threads(n: int, size: int, backward: bool) -> None:
+    mapping = _host.norm_mapping(n, size, backward)
+    assert mapping.vector * size == 16
+    if mapping.looped:
+        return
+    assert mapping.cluster in (1, 2, 4, 8, 16)
+    assert mapping.thread_vectors in (1, 2, 3, 4, 5, 9)
+    if mapping.in_warp:
+        assert mapping.cluster == 1
+        assert mapping.lanes in (1, 2, 4, 8, 16, 32)
+        assert mapping.warps == (8 if not backward or mapping.thread_vectors > 4 else 12)
+    else:
+        assert mapping.thread_vectors <= 4
+        assert mapping.lanes == 32 * mapping.warps <= 512
+    # Of both kernels that a row may take: of a full one, and of one at any address.
+    for full in {False, mapping.idle_slots == 0}:
+        most = _host.norm_max_threads(backward, mapping.thread_vectors, mapping.in_warp, full)
+        assert 32 * mapping.warps <= most
+    # Every CTA of a cluster has columns, from a multiple of a vector on.
+    assert (mapping.cluster - 1) * mapping.cta_columns < n
+    assert mapping.cluster == 1 or mapping.cta_columns % mapping.vector == 0
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    "n", [64, 128, 192, 256, 384, 512, 576, 640, 768, 1024, 1152, 1536, 2048, 2560, 4096, 5120,
+          7168, 8192, 12288, 16384, 32768, 65536, 131072, 262144]
+)  # fmt: skip
+def test_usual_lengths_leave_no_thread_idle(n: int, backward: bool) -> None:
+    mapping = _host.norm_mapping(n, 2, backward)
+    assert not mapping.looped
+    assert mapping.idle_slots == 0
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_sanitizer_sees_every_kernel(size: int, backward: bool) -> None:
+    seen = set()
+    for columns in NORM_COLUMNS:
+        m = _host.norm_mapping(columns if size == 2 else -(-columns // 2), size, backward)
+        vectors, full = m.thread_vectors, m.idle_slots == 0
+        if not full:  # as compiled, norm/*_launch.cuh
+            vectors = next(v for v in ((2, 4, 9) if m.in_warp else (2, 4)) if v >= vectors)
+        seen.add((m.in_warp, full, vectors))
+    assert len(seen) == 6 + 3 + 4 + 2
+
+
+def test_long_rows_take_clusters_and_longer_ones_a_loop() -> None:
+    forward = {n: _host.norm_mapping(n, 2, False).cluster for n in (16384, 32768, 131072, 262144)}
+    assert forward == {16384: 1, 32768: 2, 131072: 8, 262144: 16}
+    backward = {n: _host.norm_mapping(n, 2, True).cluster for n in (8192, 16384, 131072, 262144)}
+    assert backward == {8192: 1, 16384: 2, 131072: 16, 262144: 16}
+    assert _host.norm_mapping(262145, 2, False).looped
+    assert _host.norm_mapping(131072, 4, True).cluster == 16
+    assert _host.norm_mapping(131073, 4, True).looped
+
+
+@given(
+    st.integers(0, 200_000), columns, st.lists(element_bytes, min_size=1, max_size=2), directions,
+    st.booleans(), st.sampled_from(DEVICES), st.sampled_from([1, 1, 5, 32, 200]),
+)  # fmt: skip
+def test_config(
+    rows: int, n: int, staged: list[int], backward: bool, bias: bool, device: _host.DeviceLimits,
+    groups: int,
+) -> None:  # fmt: skip
+    if backward:
+        staged = [*staged, 2]
+    operands = tuple([*staged, 0, 0][:3])
+    config = _host.norm_config(rows, n, operands, bias, backward, device, groups)
+    mapping = config.mapping
+    assert json.loads(repr(config))["grid"] == config.grid
+    if mapping.looped:
+        return
+    assert config.grid % (mapping.cluster * groups) == 0
+    teams = config.grid // mapping.cluster // groups
+    if config.direct:
+        assert not backward and config.shared_bytes == config.parameter_bytes
+        each = mapping.warps * max(1, 32 // mapping.lanes) if mapping.in_warp else 1
+        assert teams == -(-rows // each)
+        return
+    assert (1 if mapping.in_warp else 2) <= config.stages <= 6
+    assert config.shared_bytes + STATIC_BYTES <= SHARED_BYTES
+    assert config.rings == (mapping.warps if mapping.in_warp else 1)
+    assert config.rows_per_stage % max(1, 32 // mapping.lanes) == 0
+    assert not backward or mapping.in_warp or config.rows_per_stage <= 2
+    # A vector of weight and one of bias for each of a thread's; what stages hold is aligned.
+    kept = 32 * mapping.warps * mapping.thread_vectors * 32
+    assert config.parameter_bytes == (kept if config.keeps_parameters else 0)
+    assert not (backward and config.keeps_parameters)
+    assert config.stage_bytes % 128 == config.ring_bytes % 16 == 0
+    assert all(pitch % 16 == 0 for pitch in config.pitches)
+    assert not (config.by_ticket and config.paced)
+    assert not config.paced or mapping.cluster > 1
+    assert not (backward and config.paced) and (backward or config.lead == 0)
+    # The rows of a stage, each of which may begin and end within 16 bytes.
+    spans = [-(-mapping.cta_columns * size // 16) * 16 + 16 if size else 0 for size in operands]
+    assert config.pitches == spans
+    assert config.stage_bytes >= sum(spans) * config.rows_per_stage
+    # Blocks cover the rows. No CTA and no partial without rows.
+    assert 0 <= config.blocks * config.rows_per_stage - rows < config.rows_per_stage
+    assert teams == config.partials == -(-config.owners // config.rings)
+    assert teams <= -(-config.blocks // config.rings)
+    if backward and config.rings > 1:  # where the sums of the warps are added up
+        assert config.ring_bytes >= config.sum_bytes
+    if not backward:
+        assert config.shared_bytes == config.ring_bytes + config.parameter_bytes
+    if backward and bias:
+        held = not mapping.in_warp and mapping.thread_vectors <= 2  # in registers
+        assert config.shared_bytes == config.ring_bytes + (0 if held else config.sum_bytes)
+
+
+@given(columns, element_bytes, directions, st.integers(1, 10**6), st.integers(1, 10**6))
+def test_mapping_does_not_depend_on_the_rows(
+    n: int, size: int, backward: bool, few: int, many: int
+) -> None:
+    layouts = {
+        (m.lanes, m.thread_vectors, m.cluster, m.cta_columns)
+        for rows in (few, many)
+        for m in [_host.norm_config(rows, n, (size, 2, 0), False, backward, H200).mapping]
+    }
+    assert len(layouts) == 1

@@ -1,0 +1,62 @@
+"""docs/norms.md shows the mapping that the config code decides on: `python -m tests.test_norm_docs`
+rewrites its table."""
+
+from __future__ import annotations
+
+import re
+
+from ikbo import _host
+
+from .installed import REPOSITORY
+
+PAGE = REPOSITORY / "docs/norms.md"
+BLOCK = re.compile(r"(?<=<!-- mapping -->\n\n).*?(?=\n\n<!-- /mapping -->)", re.DOTALL)
+ROWS = 32768
+SMS = 132
+H200 = _host.DeviceLimits(SMS, 50 * 2**20, 227 * 1024)
+COLUMNS = [64, 128, 192, 256, 257, 384, 512, 576, 640, 768, 769, 1024, 1152, 1536, 2048, 2560, 4095,
+           4096, 5120, 7168, 8192, 16384, 32768, 65536, 131072, 262144, 262145]  # fmt: skip
+
+
+def _cells(columns: int, backward: bool) -> list[str]:
+    """Threads x vectors of a row; the CTAs it lies in; rows a stage x stages and an SM's KB."""
+    operands = (2, 2, 0) if backward else (2, 0, 0)
+    config = _host.norm_config(ROWS, columns, operands, backward, backward, H200)
+    m = config.mapping
+    if m.looped:
+        return [f"{m.lanes}, looped", "1", "-"]
+    if m.in_warp:
+        where = (
+            f"{m.warps} warps, {32 // m.lanes} rows each" if m.lanes < 32 else f"{m.warps} warps"
+        )
+    else:
+        where = f"{m.warps} warps" if m.cluster == 1 else f"{m.cluster} x {m.warps} warps"
+    if config.direct:
+        return [f"{m.lanes} x {m.thread_vectors}", where, "direct"]
+    per_sm = -(-config.grid // SMS)
+    kilobytes = config.stage_bytes * config.stages * config.rings * per_sm / 1024
+    ring = f"{config.rows_per_stage} x {config.stages}, {kilobytes:.0f} KB"
+    return [
+        f"{m.lanes} x {m.thread_vectors}",
+        where,
+        ring + (", ticket" if config.by_ticket else ""),
+    ]
+
+
+def mapping_table() -> str:
+    lines = [
+        "| N | forward: threads x vectors | CTA | ring | backward | CTA | ring |",
+        "|---" * 7 + "|",
+    ]
+    for columns in COLUMNS:
+        cells = [str(columns), *_cells(columns, False), *_cells(columns, True)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_page_shows_what_the_config_says() -> None:
+    assert BLOCK.findall(PAGE.read_text()) == [mapping_table()]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(BLOCK.sub(lambda _: mapping_table(), PAGE.read_text()))
