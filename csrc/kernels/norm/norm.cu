@@ -65,10 +65,27 @@ ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp, boo
   return forward_kernel<float>(vectors, in_warp, full);
 }
 
+ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
+  if (type == ElementType::kBfloat16) return forward_overlapped_kernel<__nv_bfloat16>(vectors);
+  if (type == ElementType::kFloat16) return forward_overlapped_kernel<__half>(vectors);
+  return forward_overlapped_kernel<float>(vectors);
+}
+
 BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
   if (type == ElementType::kBfloat16) return backward_kernel<__nv_bfloat16>(vectors, in_warp, full);
   if (type == ElementType::kFloat16) return backward_kernel<__half>(vectors, in_warp, full);
   return backward_kernel<float>(vectors, in_warp, full);
+}
+
+// Of a problem whose rows are full.
+bool takes_overlapped(const NormForward& p, const NormConfig& config) {
+  const NormMapping& m = config.mapping;
+  const bool aligned_groups =
+      config.groups == 1 || (p.weight.group_bytes % 16 == 0 && p.bias.group_bytes % 16 == 0);
+  return m.lanes >= 3 * 32 && m.thread_vectors >= 3 && !config.direct &&
+         config.rows_per_stage == 1 && config.keeps_parameters && aligned_groups &&
+         p.residual.data == nullptr && !p.quantizes() &&
+         all_of_type(p.x.type, {p.weight, p.bias, p.y});
 }
 
 LaunchShape shape_of(const NormConfig& config) {
@@ -93,6 +110,13 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
   const bool full = norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
                     (p.quantizes() || norm::is_full({p.y}, p.rows, config));
   const NormMapping& m = config.mapping;
+  if (full && norm::takes_overlapped(p, config)) {
+    LaunchShape shape = norm::shape_of(config);
+    shape.block.x += 32;  // exchanges sums
+    launch(norm::forward_overlapped_kernel_of(p.x.type, m.thread_vectors), shape, stream, p,
+           config);
+    return;
+  }
   launch(norm::forward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
          norm::shape_of(config), stream, p, config);
 }
@@ -133,6 +157,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
 void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
+    for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
     for (const int vectors : NormMapping::kThreadVectors) {
       for (const bool in_warp : {false, true}) {
         for (const bool full : {false, true}) {
