@@ -287,6 +287,17 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
            device.max_shared_bytes_per_cta) {
       c.rings = m.warps /= 2;
     }
+    // Fewer rows a stage where the ring with the most blocks has fewer rows then.
+    const int64_t rings =
+        std::max<int64_t>(per_sm * device.sm_count / p.groups, 1) * int64_t{c.rings};
+    const auto most_rows = [&](int64_t stage_rows) {
+      return ceil_div(ceil_div(p.rows, stage_rows), rings) * stage_rows;
+    };
+    for (int64_t fewer = turns - 1; 2 * fewer > turns; --fewer) {
+      if (most_rows(fewer * c.at_once) < most_rows(c.rows_per_stage)) {
+        c.rows_per_stage = static_cast<int>(fewer) * c.at_once;
+      }
+    }
   } else {
     per_sm = std::clamp(16 / m.warps, 1, 8);
   }
