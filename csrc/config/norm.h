@@ -315,7 +315,8 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   }
   c.stage_bytes = norm_detail::stage_bytes(c);
   // More would only take room: in flight is enough with fewer the shorter rows are.
-  const int most = m.in_warp() ? (forward ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
+  const bool three = forward || (row_bytes >= 2048 && !c.bias_sums);
+  const int most = m.in_warp() ? (three ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
   const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
   c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
   // Wide stages of several wide operands may fill an SM alone.

@@ -12,6 +12,8 @@ namespace norm {
 namespace {
 
 constexpr int kFinishColumns = 32, kFinishGroups = 16;
+// Loads of a thread at once: those of an H200's 132 partials in one trip to memory.
+constexpr int kFinishLoads = 9;
 
 // Adds up the partials of a column, of all groups' columns side by side, in the same order each
 // time: sixteen warps take every sixteenth row each, and their sums are added one by one.
@@ -26,8 +28,16 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
   const int64_t column = int64_t{blockIdx.x} * kFinishColumns + lane;
   float sum = 0.0f;
   if (column < columns) {
-#pragma unroll 8
-    for (int i = group; i < partials; i += kFinishGroups) sum += from[i * columns + column];
+    for (int first = group; first < partials; first += kFinishGroups * kFinishLoads) {
+      float parts[kFinishLoads];
+#pragma unroll
+      for (int j = 0; j < kFinishLoads; ++j) {
+        const int64_t i = first + j * kFinishGroups;
+        parts[j] = i < partials ? from[i * columns + column] : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < kFinishLoads; ++j) sum += parts[j];
+    }
   }
   sums[group][lane] = sum;
   __syncthreads();
@@ -38,6 +48,14 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
     using T = decltype(zero);
     static_cast<T*>(to.data)[column] = static_cast<T>(sum);
   });
+}
+
+// A kernel and not a memset: the next one's CTAs may be there when the kernel before this one ends.
+// They wait for this one's end, and so for that of the one before.
+__global__ void norm_clear_sm90(uint32_t* counter) {
+  hopper::allow_next_kernel();
+  hopper::wait_for_previous_kernel();
+  *counter = 0;
 }
 
 // To 16 bytes, and so are all rows.
@@ -97,6 +115,12 @@ LaunchShape shape_of(const NormConfig& config) {
   return shape;
 }
 
+void clear(uint32_t* counter, cudaStream_t stream) {
+  LaunchShape shape{1, 1};
+  shape.overlaps_previous = true;
+  launch(norm_clear_sm90, shape, stream, counter);
+}
+
 }  // namespace
 }  // namespace norm
 
@@ -109,6 +133,7 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
   // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
   const bool full = norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
                     (p.quantizes() || norm::is_full({p.y}, p.rows, config));
+  if (config.has_counter()) norm::clear(p.counter, stream);
   const NormMapping& m = config.mapping;
   if (full && norm::takes_overlapped(p, config)) {
     LaunchShape shape = norm::shape_of(config);
@@ -143,6 +168,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
     const bool full = takes_weight && p.grad_residual.data == nullptr &&
                       norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
                       norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
+    if (config.lead > 0) norm::clear(p.turns, stream);
     launch(norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
            norm::shape_of(config), stream, p, config);
   }
@@ -171,6 +197,7 @@ void load_norm() {
   load_kernel(norm::norm_backward_looped_sm90);
   load_kernel(norm::norm_partials_looped_sm90);
   load_kernel(norm::norm_finish_sm90);
+  load_kernel(norm::norm_clear_sm90);
 }
 
 }  // namespace ikbo

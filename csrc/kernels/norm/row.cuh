@@ -305,24 +305,66 @@ struct Columns {
     for (int i = 0; i < kWords; ++i) {
       words.word[i] = __funnelshift_l(around[kPiece + i - 1], around[kPiece + i], 8 * (shift & 3));
     }
-    // The run of threads that hand on to one another: the row's, or a warp's of a row of several.
-    const bool begins_run = kInWarp ? v == 0 && thread == 0 : lane == 0;
-    const bool ends_run = kInWarp ? v == vectors - 1 && ends_turn : lane == 31;
+    // All but the first piece of a run, of threads that hand on to one another: a row, or a warp's
+    // part of a row of several.
+    const int threads = kInWarp ? lanes : 32, index = kInWarp ? thread : lane;
     const int moved = shift / kSize, begin = first(v) - moved, end = has_row ? count : 0;
-    const int low = begins_run ? moved : 0, high = min(kVector, end - begin);
-    if (low == 0 && high == kVector) {
-      store_words(reinterpret_cast<char*>(to - moved), words);
-    } else if (low < high) {
+    if (moved == 0 || index > 0 || (kInWarp && v > 0)) {
+      const int high = end - begin;
+      if (high >= kVector) {
+        store_words(reinterpret_cast<char*>(to - moved), words);
+      } else if (may_lack(v)) {
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        if (e >= low && e < high) store_element(to - moved + e, words, e);
+        for (int e = 0; e < kVector; ++e) {
+          if (e < high) store_element(to - moved + e, words, e);
+        }
       }
     }
-    if (ends_run && moved > 0) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        if (e >= kVector - moved && first(v) + e < end) store_element(to + e, own, e);
+    // A run's first piece, and what its last thread can't hand on: a thread for each element.
+    const int head = first(v) - index * kVector, tail = head + (threads - 1) * kVector;
+    const int first_lane = lane - index, last_lane = first_lane + threads - 1;
+    if constexpr (kInWarp) {
+#pragma unroll 1
+      for (int skipped = 0; v == 0 && skipped < kVector; skipped += threads) {
+        const int e = skipped + index;
+        store_edge(row + head - moved, words, first_lane, e, moved > 0 ? moved : kVector,
+                   end - head + moved);
       }
+#pragma unroll 1
+      for (int skipped = 0; v == vectors - 1 && tail + 1 < count && skipped < kVector;
+           skipped += threads) {
+        store_edge(row + tail, own, last_lane, skipped + index, kVector - moved, end - tail);
+      }
+    } else if (moved > 0) {
+      const bool is_tail = lane >= kVector;
+      Words<kWords> edge;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) edge.word[i] = lane == 31 ? own.word[i] : words.word[i];
+      const int from = is_tail ? tail : head - moved;
+      store_edge(row + from, edge, is_tail ? 31 : 0, is_tail ? lane - kVector : lane,
+                 is_tail ? kVector - moved : moved, end - from);
+    }
+  }
+
+  // Element e of `words` of another lane, if low <= e < high. By all threads of a warp.
+  template <class T, int kWords>
+  __device__ static void store_edge(T* to, const Words<kWords>& words, int source, int e, int low,
+                                    int high) {
+    constexpr int kSize = sizeof(T);
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const uint32_t other = __shfl_sync(0xffffffffu, words.word[i], source);
+      if (e * kSize / 4 == i) word = other;
+    }
+    if (e < low || e >= min(high, kVector)) return;
+    word >>= 8 * (e * kSize % 4);
+    if constexpr (kSize == 4) {
+      *reinterpret_cast<uint32_t*>(to + e) = word;
+    } else if constexpr (kSize == 2) {
+      *reinterpret_cast<uint16_t*>(to + e) = static_cast<uint16_t>(word);
+    } else {
+      to[e] = static_cast<uint8_t>(word);
     }
   }
 };
