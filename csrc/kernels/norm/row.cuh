@@ -307,7 +307,7 @@ struct Columns {
     }
     // All but the first piece of a run, of threads that hand on to one another: a row, or a warp's
     // part of a row of several.
-    const int threads = kInWarp ? lanes : 32, index = kInWarp ? thread : lane;
+    const int index = kInWarp ? thread : lane;
     const int moved = shift / kSize, begin = first(v) - moved, end = has_row ? count : 0;
     if (moved == 0 || index > 0 || (kInWarp && v > 0)) {
       const int high = end - begin;
@@ -321,27 +321,31 @@ struct Columns {
       }
     }
     // A run's first piece, and what its last thread can't hand on: a thread for each element.
-    const int head = first(v) - index * kVector, tail = head + (threads - 1) * kVector;
-    const int first_lane = lane - index, last_lane = first_lane + threads - 1;
     if constexpr (kInWarp) {
+      const int head = v * lanes * kVector, tail = head + (lanes - 1) * kVector;
+      const int first_lane = lane - index, last_lane = first_lane + lanes - 1;
 #pragma unroll 1
-      for (int skipped = 0; v == 0 && skipped < kVector; skipped += threads) {
+      for (int skipped = 0; v == 0 && skipped < kVector; skipped += lanes) {
         const int e = skipped + index;
         store_edge(row + head - moved, words, first_lane, e, moved > 0 ? moved : kVector,
                    end - head + moved);
       }
 #pragma unroll 1
       for (int skipped = 0; v == vectors - 1 && tail + 1 < count && skipped < kVector;
-           skipped += threads) {
+           skipped += lanes) {
         store_edge(row + tail, own, last_lane, skipped + index, kVector - moved, end - tail);
       }
     } else if (moved > 0) {
-      const bool is_tail = lane >= kVector;
+      // The compiler knows nothing of it: what follows from it isn't kept in registers.
+      int at = lane;
+      asm volatile("" : "+r"(at));
+      const bool is_tail = at >= kVector;
       Words<kWords> edge;
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) edge.word[i] = lane == 31 ? own.word[i] : words.word[i];
-      const int from = is_tail ? tail : head - moved;
-      store_edge(row + from, edge, is_tail ? 31 : 0, is_tail ? lane - kVector : lane,
+      for (int i = 0; i < kWords; ++i) edge.word[i] = at == 31 ? own.word[i] : words.word[i];
+      const int head = first(v) - at * kVector;
+      const int from = is_tail ? head + 31 * kVector : head - moved;
+      store_edge(row + from, edge, is_tail ? 31 : 0, is_tail ? at - kVector : at,
                  is_tail ? kVector - moved : moved, end - from);
     }
   }
