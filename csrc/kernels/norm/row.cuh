@@ -87,13 +87,19 @@ __device__ inline void store_words(char* to, const Words<kCount>& words) {
   }
 }
 
-// At any address, by the aligned pieces around: a copy of `from` to an aligned place. The last
-// piece is read only if the words reach into it.
+// What an address is beyond a multiple of `bytes`.
+__device__ inline int beyond(const void* address, int bytes) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(address)) & (bytes - 1);
+}
+
+// At any address, `offset` bytes, whole pieces, behind `base`, by the aligned pieces around: a copy
+// of what is there to an aligned place. The last piece is read only if the words reach into it. (Of
+// all vectors of a row the shift is that of `base`: the compiler finds it out once.)
 template <int kCount>
-__device__ inline Words<kCount> load_words_anywhere(const char* from) {
+__device__ inline Words<kCount> load_words_anywhere(const char* base, int offset) {
   constexpr int kPiece = Words<kCount>::kPiece;
-  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from)) & (4 * kPiece - 1);
-  from -= shift;
+  const int shift = beyond(base, 4 * kPiece);
+  const char* const from = base - shift + offset;
   uint32_t around[kCount + kPiece] = {};
 #pragma unroll
   for (int i = 0; i < kCount; i += kPiece) load_piece<kPiece>(from + 4 * i, around + i);
@@ -230,7 +236,7 @@ struct Columns {
     } else {
       // A thread that lacks the vector reads the last one.
       const int at = may_lack(v) ? min(first(v), (count - 1) / kVector * kVector) : first(v);
-      unpack_words<T>(load_words_anywhere<kWords>(row + at * kSize), values);
+      unpack_words<T>(load_words_anywhere<kWords>(row, at * kSize), values);
       mask(v, values);
     }
   }
@@ -291,7 +297,7 @@ struct Columns {
     for (int i = 0; i < kWords; ++i) around[kPiece + i] = own.word[i];
     // The aligned place at or before the own one, and what belongs there.
     T* to = row + first(v);
-    const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(to)) & (4 * kPiece - 1);
+    const int shift = beyond(row, 4 * kPiece);
     if (kPiece == 4 && (shift & 8)) {
 #pragma unroll
       for (int i = kPiece + kWords - 1; i >= 2; --i) around[i] = around[i - 2];
