@@ -164,6 +164,13 @@ def test_config(
         assert config.shared_bytes == config.ring_bytes + (0 if held else config.sum_bytes)
 
 
+@pytest.mark.parametrize(("rows", "n"), [(131072, 128), (32768, 256), (32768, 1024)])
+def test_warps_of_the_backward_have_about_the_same_rows(rows: int, n: int) -> None:
+    config = _host.norm_config(rows, n, (2, 2, 0), True, True, H200)
+    most = -(-config.blocks // config.owners) * config.rows_per_stage
+    assert most * config.owners <= 1.02 * rows
+
+
 @given(columns, element_bytes, directions, st.integers(1, 10**6), st.integers(1, 10**6))
 def test_mapping_does_not_depend_on_the_rows(
     n: int, size: int, backward: bool, few: int, many: int

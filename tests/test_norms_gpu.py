@@ -204,6 +204,24 @@ def test_layouts(name: str, dtype: torch.dtype, columns: int) -> None:
 
 @pytest.mark.gpu
 @every_norm
+@every_dtype
+@pytest.mark.parametrize("columns", [2304, 4096, 8192, 12288, 16384, 32768, 49152, 262144])
+def test_overlapped_rows_have_the_same_bits(name: str, dtype: torch.dtype, columns: int) -> None:
+    """Aligned rows, more than go without a ring, against the same ones at an odd address."""
+    rows = max(9, 2**22 // columns)
+    x, weight, bias = (randn(n, columns, dtype=dtype) for n in (rows, 1, 1))
+    for w, b, offset in (
+        (weight[0], bias[0], 0.0), (weight[0], None, 0.0), (None, bias[0], 0.0),
+        (None, None, 0.0), (weight[0], bias[0], 1.0),
+    ):  # fmt: skip
+        results = forward(name, x, w, b, 1e-5, offset)
+        for a, c in zip(results, forward(name, guarded(x, 1), w, b, 1e-5, offset), strict=True):
+            assert torch.equal(a, c)
+    check_forward(name, [x[-9:], weight[0], bias[0], 1e-5, 0.0])
+
+
+@pytest.mark.gpu
+@every_norm
 @pytest.mark.parametrize("columns", [64, 1000, 8192, 40000])
 def test_expanded_gradients(name: str, columns: int) -> None:
     x, weight = randn(9, columns), randn(columns)

@@ -287,6 +287,17 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
            device.max_shared_bytes_per_cta) {
       c.rings = m.warps /= 2;
     }
+    // Fewer rows a stage where the ring with the most blocks has fewer rows then.
+    const int64_t rings =
+        std::max<int64_t>(per_sm * device.sm_count / p.groups, 1) * int64_t{c.rings};
+    const auto most_rows = [&](int64_t stage_rows) {
+      return ceil_div(ceil_div(p.rows, stage_rows), rings) * stage_rows;
+    };
+    for (int64_t fewer = turns - 1; 2 * fewer > turns; --fewer) {
+      if (most_rows(fewer * c.at_once) < most_rows(c.rows_per_stage)) {
+        c.rows_per_stage = static_cast<int>(fewer) * c.at_once;
+      }
+    }
   } else {
     per_sm = std::clamp(16 / m.warps, 1, 8);
   }
@@ -304,7 +315,8 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   }
   c.stage_bytes = norm_detail::stage_bytes(c);
   // More would only take room: in flight is enough with fewer the shorter rows are.
-  const int most = m.in_warp() ? (forward ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
+  const bool three = forward || (row_bytes >= 2048 && !c.bias_sums);
+  const int most = m.in_warp() ? (three ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
   const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
   c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
   // Wide stages of several wide operands may fill an SM alone.

@@ -2,7 +2,6 @@
 
 #include "kernels/norm/norm.h"
 #include "launch/device.h"
-#include "launch/error.h"
 #include "launch/stream.h"
 #include "ops/operands.h"
 
@@ -198,7 +197,6 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   if (config.has_counter()) {
     counter = empty({1}, ScalarType::Int, in.x);
     f.counter = static_cast<uint32_t*>(counter->mutable_data_ptr());
-    IKBO_CUDA_CHECK(cudaMemsetAsync(f.counter, 0, sizeof(uint32_t), stream));
   }
   run_norm_forward(f, config, stream);
   operands.finish();
@@ -241,7 +239,6 @@ bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwa
   if (config.lead > 0 && p.rows > 0) {
     turns = empty({1}, ScalarType::Int, in.x);
     b.turns = static_cast<uint32_t*>(turns->mutable_data_ptr());
-    IKBO_CUDA_CHECK(cudaMemsetAsync(b.turns, 0, sizeof(uint32_t), stream));
   }
   run_norm_backward(b, config, stream);
   operands.finish();

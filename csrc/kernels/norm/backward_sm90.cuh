@@ -150,6 +150,8 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     hopper::fence_barrier_init();
     __syncwarp();
   }
+  hopper::touch(p);
+  hopper::touch(config);
   // Until here nothing was read that an earlier kernel may write.
   hopper::wait_for_previous_kernel();
   if (kInWarp || threadIdx.x == 0) ring.load_first();

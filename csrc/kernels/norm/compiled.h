@@ -22,12 +22,17 @@ constexpr bool holds_weight(int vectors, int elements, bool in_warp) {
 
 template <class T>
 ForwardKernel forward_kernel(int vectors, bool in_warp, bool full);
+// Of rows over warps, 3 or 4 vectors, full: norm_forward_overlapped_sm90.
+template <class T>
+ForwardKernel forward_overlapped_kernel(int vectors);
 template <class T>
 BackwardKernel backward_kernel(int vectors, bool in_warp, bool full);
 
 #define IKBO_NORM_KERNELS(T)                                             \
   template <>                                                            \
   ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full); \
+  template <>                                                            \
+  ForwardKernel forward_overlapped_kernel<T>(int vectors);               \
   template <>                                                            \
   BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);
 IKBO_NORM_KERNELS(__nv_bfloat16)

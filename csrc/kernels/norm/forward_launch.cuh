@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/norm/compiled.h"
+#include "kernels/norm/forward_overlapped_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
 
 namespace ikbo::norm {
@@ -28,13 +29,17 @@ ForwardKernel forward_over_warps(int vectors) {
                       : norm_forward_sm90<T, 4, false, kFull>;
 }
 
-#define IKBO_NORM_FORWARD(T)                                                                    \
-  template <>                                                                                   \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                       \
-    if (in_warp) {                                                                              \
-      return full ? forward_in_warp<T, true>(vectors) : forward_in_warp<T, false>(vectors);     \
-    }                                                                                           \
-    return full ? forward_over_warps<T, true>(vectors) : forward_over_warps<T, false>(vectors); \
+#define IKBO_NORM_FORWARD(T)                                                                       \
+  template <>                                                                                      \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                          \
+    if (in_warp) {                                                                                 \
+      return full ? forward_in_warp<T, true>(vectors) : forward_in_warp<T, false>(vectors);        \
+    }                                                                                              \
+    return full ? forward_over_warps<T, true>(vectors) : forward_over_warps<T, false>(vectors);    \
+  }                                                                                                \
+  template <>                                                                                      \
+  ForwardKernel forward_overlapped_kernel<T>(int vectors) {                                        \
+    return vectors == 3 ? norm_forward_overlapped_sm90<T, 3> : norm_forward_overlapped_sm90<T, 4>; \
   }
 
 }  // namespace ikbo::norm

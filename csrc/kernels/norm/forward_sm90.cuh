@@ -131,6 +131,8 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
     hopper::fence_barrier_init();
     __syncwarp();
   }
+  hopper::touch(p);
+  hopper::touch(config);
   // Until here nothing was read that an earlier kernel may write.
   hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();

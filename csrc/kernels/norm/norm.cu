@@ -12,6 +12,8 @@ namespace norm {
 namespace {
 
 constexpr int kFinishColumns = 32, kFinishGroups = 16;
+// Loads of a thread at once: those of an H200's 132 partials in one trip to memory.
+constexpr int kFinishLoads = 9;
 
 // Adds up the partials of a column, of all groups' columns side by side, in the same order each
 // time: sixteen warps take every sixteenth row each, and their sums are added one by one.
@@ -26,8 +28,16 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
   const int64_t column = int64_t{blockIdx.x} * kFinishColumns + lane;
   float sum = 0.0f;
   if (column < columns) {
-#pragma unroll 8
-    for (int i = group; i < partials; i += kFinishGroups) sum += from[i * columns + column];
+    for (int first = group; first < partials; first += kFinishGroups * kFinishLoads) {
+      float parts[kFinishLoads];
+#pragma unroll
+      for (int j = 0; j < kFinishLoads; ++j) {
+        const int64_t i = first + j * kFinishGroups;
+        parts[j] = i < partials ? from[i * columns + column] : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < kFinishLoads; ++j) sum += parts[j];
+    }
   }
   sums[group][lane] = sum;
   __syncthreads();
@@ -38,6 +48,14 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
     using T = decltype(zero);
     static_cast<T*>(to.data)[column] = static_cast<T>(sum);
   });
+}
+
+// A kernel and not a memset: the next one's CTAs may be there when the kernel before this one ends.
+// They wait for this one's end, and so for that of the one before.
+__global__ void norm_clear_sm90(uint32_t* counter) {
+  hopper::allow_next_kernel();
+  hopper::wait_for_previous_kernel();
+  *counter = 0;
 }
 
 // To 16 bytes, and so are all rows.
@@ -65,10 +83,27 @@ ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp, boo
   return forward_kernel<float>(vectors, in_warp, full);
 }
 
+ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
+  if (type == ElementType::kBfloat16) return forward_overlapped_kernel<__nv_bfloat16>(vectors);
+  if (type == ElementType::kFloat16) return forward_overlapped_kernel<__half>(vectors);
+  return forward_overlapped_kernel<float>(vectors);
+}
+
 BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
   if (type == ElementType::kBfloat16) return backward_kernel<__nv_bfloat16>(vectors, in_warp, full);
   if (type == ElementType::kFloat16) return backward_kernel<__half>(vectors, in_warp, full);
   return backward_kernel<float>(vectors, in_warp, full);
+}
+
+// Of a problem whose rows are full.
+bool takes_overlapped(const NormForward& p, const NormConfig& config) {
+  const NormMapping& m = config.mapping;
+  const bool aligned_groups =
+      config.groups == 1 || (p.weight.group_bytes % 16 == 0 && p.bias.group_bytes % 16 == 0);
+  return m.lanes >= 3 * 32 && m.thread_vectors >= 3 && !config.direct &&
+         config.rows_per_stage == 1 && config.keeps_parameters && aligned_groups &&
+         p.residual.data == nullptr && !p.quantizes() &&
+         all_of_type(p.x.type, {p.weight, p.bias, p.y});
 }
 
 LaunchShape shape_of(const NormConfig& config) {
@@ -78,6 +113,12 @@ LaunchShape shape_of(const NormConfig& config) {
   shape.cluster = config.mapping.cluster;
   shape.overlaps_previous = !config.mapping.looped;
   return shape;
+}
+
+void clear(uint32_t* counter, cudaStream_t stream) {
+  LaunchShape shape{1, 1};
+  shape.overlaps_previous = true;
+  launch(norm_clear_sm90, shape, stream, counter);
 }
 
 }  // namespace
@@ -92,7 +133,15 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
   // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
   const bool full = norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
                     (p.quantizes() || norm::is_full({p.y}, p.rows, config));
+  if (config.has_counter()) norm::clear(p.counter, stream);
   const NormMapping& m = config.mapping;
+  if (full && norm::takes_overlapped(p, config)) {
+    LaunchShape shape = norm::shape_of(config);
+    shape.block.x += 32;  // exchanges sums
+    launch(norm::forward_overlapped_kernel_of(p.x.type, m.thread_vectors), shape, stream, p,
+           config);
+    return;
+  }
   launch(norm::forward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
          norm::shape_of(config), stream, p, config);
 }
@@ -119,6 +168,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
     const bool full = takes_weight && p.grad_residual.data == nullptr &&
                       norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
                       norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
+    if (config.lead > 0) norm::clear(p.turns, stream);
     launch(norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
            norm::shape_of(config), stream, p, config);
   }
@@ -133,6 +183,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
 void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
+    for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
     for (const int vectors : NormMapping::kThreadVectors) {
       for (const bool in_warp : {false, true}) {
         for (const bool full : {false, true}) {
@@ -146,6 +197,7 @@ void load_norm() {
   load_kernel(norm::norm_backward_looped_sm90);
   load_kernel(norm::norm_partials_looped_sm90);
   load_kernel(norm::norm_finish_sm90);
+  load_kernel(norm::norm_clear_sm90);
 }
 
 }  // namespace ikbo

@@ -28,7 +28,7 @@ struct NormForward {
   float *mean, *rstd;  // [rows, groups] each; may be null
   const float* scale;  // of y where it is in e4m3: one for all,
   float* row_scales;   // or of each row, [rows, groups], found here
-  uint32_t* counter;   // zero, where the config has one
+  uint32_t* counter;   // a word, where the config has one
   int64_t rows;        // of a group
   float eps, weight_offset;
   bool layer;
@@ -43,7 +43,7 @@ struct NormBackward {
   NormMatrix grad_weight, grad_bias;
   const float *mean, *rstd;                // [rows, groups]; mean: LayerNorm only
   float *weight_partials, *bias_partials;  // [config.partials, groups, columns], where wanted
-  uint32_t* turns;                         // zero, where the config has a lead
+  uint32_t* turns;                         // a word, where the config has a lead
   int64_t rows;
   float weight_offset;
 };

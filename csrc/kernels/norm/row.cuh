@@ -87,13 +87,19 @@ __device__ inline void store_words(char* to, const Words<kCount>& words) {
   }
 }
 
-// At any address, by the aligned pieces around: a copy of `from` to an aligned place. The last
-// piece is read only if the words reach into it.
+// What an address is beyond a multiple of `bytes`.
+__device__ inline int beyond(const void* address, int bytes) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(address)) & (bytes - 1);
+}
+
+// At any address, `offset` bytes, whole pieces, behind `base`, by the aligned pieces around: a copy
+// of what is there to an aligned place. The last piece is read only if the words reach into it. (Of
+// all vectors of a row the shift is that of `base`: the compiler finds it out once.)
 template <int kCount>
-__device__ inline Words<kCount> load_words_anywhere(const char* from) {
+__device__ inline Words<kCount> load_words_anywhere(const char* base, int offset) {
   constexpr int kPiece = Words<kCount>::kPiece;
-  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from)) & (4 * kPiece - 1);
-  from -= shift;
+  const int shift = beyond(base, 4 * kPiece);
+  const char* const from = base - shift + offset;
   uint32_t around[kCount + kPiece] = {};
 #pragma unroll
   for (int i = 0; i < kCount; i += kPiece) load_piece<kPiece>(from + 4 * i, around + i);
@@ -230,7 +236,7 @@ struct Columns {
     } else {
       // A thread that lacks the vector reads the last one.
       const int at = may_lack(v) ? min(first(v), (count - 1) / kVector * kVector) : first(v);
-      unpack_words<T>(load_words_anywhere<kWords>(row + at * kSize), values);
+      unpack_words<T>(load_words_anywhere<kWords>(row, at * kSize), values);
       mask(v, values);
     }
   }
@@ -291,7 +297,7 @@ struct Columns {
     for (int i = 0; i < kWords; ++i) around[kPiece + i] = own.word[i];
     // The aligned place at or before the own one, and what belongs there.
     T* to = row + first(v);
-    const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(to)) & (4 * kPiece - 1);
+    const int shift = beyond(row, 4 * kPiece);
     if (kPiece == 4 && (shift & 8)) {
 #pragma unroll
       for (int i = kPiece + kWords - 1; i >= 2; --i) around[i] = around[i - 2];
@@ -305,24 +311,70 @@ struct Columns {
     for (int i = 0; i < kWords; ++i) {
       words.word[i] = __funnelshift_l(around[kPiece + i - 1], around[kPiece + i], 8 * (shift & 3));
     }
-    // The run of threads that hand on to one another: the row's, or a warp's of a row of several.
-    const bool begins_run = kInWarp ? v == 0 && thread == 0 : lane == 0;
-    const bool ends_run = kInWarp ? v == vectors - 1 && ends_turn : lane == 31;
+    // All but the first piece of a run, of threads that hand on to one another: a row, or a warp's
+    // part of a row of several.
+    const int index = kInWarp ? thread : lane;
     const int moved = shift / kSize, begin = first(v) - moved, end = has_row ? count : 0;
-    const int low = begins_run ? moved : 0, high = min(kVector, end - begin);
-    if (low == 0 && high == kVector) {
-      store_words(reinterpret_cast<char*>(to - moved), words);
-    } else if (low < high) {
+    if (moved == 0 || index > 0 || (kInWarp && v > 0)) {
+      const int high = end - begin;
+      if (high >= kVector) {
+        store_words(reinterpret_cast<char*>(to - moved), words);
+      } else if (may_lack(v)) {
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        if (e >= low && e < high) store_element(to - moved + e, words, e);
+        for (int e = 0; e < kVector; ++e) {
+          if (e < high) store_element(to - moved + e, words, e);
+        }
       }
     }
-    if (ends_run && moved > 0) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        if (e >= kVector - moved && first(v) + e < end) store_element(to + e, own, e);
+    // A run's first piece, and what its last thread can't hand on: a thread for each element.
+    if constexpr (kInWarp) {
+      const int head = v * lanes * kVector, tail = head + (lanes - 1) * kVector;
+      const int first_lane = lane - index, last_lane = first_lane + lanes - 1;
+#pragma unroll 1
+      for (int skipped = 0; v == 0 && skipped < kVector; skipped += lanes) {
+        const int e = skipped + index;
+        store_edge(row + head - moved, words, first_lane, e, moved > 0 ? moved : kVector,
+                   end - head + moved);
       }
+#pragma unroll 1
+      for (int skipped = 0; v == vectors - 1 && tail + 1 < count && skipped < kVector;
+           skipped += lanes) {
+        store_edge(row + tail, own, last_lane, skipped + index, kVector - moved, end - tail);
+      }
+    } else if (moved > 0) {
+      // The compiler knows nothing of it: what follows from it isn't kept in registers.
+      int at = lane;
+      asm volatile("" : "+r"(at));
+      const bool is_tail = at >= kVector;
+      Words<kWords> edge;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) edge.word[i] = at == 31 ? own.word[i] : words.word[i];
+      const int head = first(v) - at * kVector;
+      const int from = is_tail ? head + 31 * kVector : head - moved;
+      store_edge(row + from, edge, is_tail ? 31 : 0, is_tail ? at - kVector : at,
+                 is_tail ? kVector - moved : moved, end - from);
+    }
+  }
+
+  // Element e of `words` of another lane, if low <= e < high. By all threads of a warp.
+  template <class T, int kWords>
+  __device__ static void store_edge(T* to, const Words<kWords>& words, int source, int e, int low,
+                                    int high) {
+    constexpr int kSize = sizeof(T);
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const uint32_t other = __shfl_sync(0xffffffffu, words.word[i], source);
+      if (e * kSize / 4 == i) word = other;
+    }
+    if (e < low || e >= min(high, kVector)) return;
+    word >>= 8 * (e * kSize % 4);
+    if constexpr (kSize == 4) {
+      *reinterpret_cast<uint32_t*>(to + e) = word;
+    } else if constexpr (kSize == 2) {
+      *reinterpret_cast<uint16_t*>(to + e) = static_cast<uint16_t>(word);
+    } else {
+      to[e] = static_cast<uint8_t>(word);
     }
   }
 };
