@@ -14,6 +14,8 @@ from .forms import REASON, bilinear_parts, form_of
 from .registry import algebra_for, ikbo, map_arguments, may_split
 
 LINEAR = "a linear map over a concatenation is the sum of linear maps of its parts"
+# concat_linear's kernel takes none with fewer: scores, say, whose parts a compiler adds up.
+FEWEST_COLUMNS = 8
 STACKED = "a product over stacked rows is the sum of the products of its parts"
 
 
@@ -268,7 +270,7 @@ def _split(
         first = contexts[0]
         assert first.map is not None
         maps = map_arguments(r, first.map)
-        if rank == 2:
+        if rank == 2 and value(weight).shape[0] >= FEWEST_COLUMNS:
             fused, (x, *own), (_, *contexts) = "concat_linear", own, contexts
             pieces.append(b.call(ikbo.concat_linear.default, x.x, first.x, x.weight,
                                  first.weight, bias, *maps))  # fmt: skip
