@@ -88,14 +88,36 @@ def columns_of(r: Rewriter, node: fx.Node, dim: int, begin: int, end: int) -> fx
             start, stop = stop, stop + value(n).shape[dim]
             if (start, stop) == (begin, end) and value(n).dim() == last + 1:
                 return n
-    if node.target is aten.linear.default and dim == last:
-        x, weight, bias = (*node.args, None)[:3]
-        assert isinstance(weight, fx.Node)
-        if value(weight).dim() == 2 and 2 * int(value(weight).shape[1]) <= end - begin:
-            rows = [None if n is None else r.builder.call(aten.slice.Tensor, n, 0, begin, end)
-                    for n in (weight, bias)]  # fmt: skip
-            return r.builder.call(aten.linear.default, x, *rows)
+    found = _linear_map(r, node) if dim == last else None
+    if found is not None and 2 * int(value(found[1]).shape[1]) <= end - begin:
+        x, *both = found
+        rows = [None if n is None else r.builder.call(aten.slice.Tensor, n, 0, begin, end)
+                for n in both]  # fmt: skip
+        return r.builder.call(aten.linear.default, x, *rows)
     return r.builder.call(aten.slice.Tensor, node, dim, begin, end)
+
+
+def _linear_map(
+    r: Rewriter, node: fx.Node
+) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
+    """x [B, q], weight [K, q] and bias [K] of ``x @ weight.T + bias``, also as addmm and mm."""
+    if node.target is aten.linear.default:
+        x, weight, bias = (*node.args, None)[:3]
+    elif node.target in (aten.addmm.default, aten.mm.default) and not node.kwargs:
+        *biases, x, right = node.args
+        bias = biases[0] if biases else None
+        assert isinstance(right, fx.Node)
+        weight = r.builder.call(aten.permute.default, right, [1, 0])
+    else:
+        return None
+    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
+    assert bias is None or isinstance(bias, fx.Node)
+    sizes = value(weight).shape
+    if value(x).dim() != 2 or len(sizes) != 2 or not all(isinstance(s, int) for s in sizes):
+        return None
+    if bias is not None and not equal_shapes(tuple(value(bias).shape), (sizes[0],)):
+        return None
+    return x, weight, bias
 
 
 def _pays(form: Form, weight: fx.Node) -> bool:
@@ -134,11 +156,9 @@ def _times(r: Rewriter, of_context: fx.Node, other: fx.Node) -> Form:
     if len(factors) != 1 or factors[0].x is not None:
         return []
     factor, call = factors[0], r.builder.call
-    if other.target is aten.linear.default:
-        x, weight, bias = (*other.args, None)[:3]
-        assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
-        if value(x).dim() != 2 or value(weight).dim() != 2:
-            return []
+    found = _linear_map(r, other)
+    if found is not None:
+        x, weight, bias = found
         products = [dataclasses.replace(factor, x=x, weight=weight)]
         if bias is not None:
             constant = call(aten.mul.Tensor, factor.source, bias)
