@@ -115,7 +115,10 @@ class RandomModel(nn.Module):
         self.flat_products = nn.Linear(n * n, WIDTH * TOKENS)
         self.pairs = nn.Linear(n * (n - 1) // 2, WIDTH * TOKENS)
         self.thin, self.wide = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 2 * WIDTH * TOKENS)
-        self.flat_crossed, self.modulation = nn.Linear(2 * WIDTH * TOKENS, WIDTH * TOKENS), nn.Linear(2, WIDTH)
+        self.flat_crossed, self.modulation = (
+            nn.Linear(2 * WIDTH * TOKENS, WIDTH * TOKENS),
+            nn.Linear(2, WIDTH),
+        )
         self.bilinear = nn.Bilinear(WIDTH, WIDTH, WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.compress = nn.Parameter(torch.empty(TOKENS, 2 * TOKENS))

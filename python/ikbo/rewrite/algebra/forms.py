@@ -1,7 +1,7 @@
 """(d) A linear map of copied rows times a thin linear map of others' rows is a bilinear form.
 
-``W (u * (V x))`` is ``(W diag(u) V) x``: the small matrix in brackets is of the context. Layers that
-cross features (DCNv2's low-rank ones), gates and modulations are such products and sums of them.
+``W (u * (V x))`` is ``(W diag(u) V) x``: the small matrix in brackets is of the context. Layers
+that cross features (DCNv2's of low rank), gates and modulations are such products and their sums.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def form_of(r: Rewriter, part: Part) -> Form:
 
 
 def columns_of(r: Rewriter, node: fx.Node, dim: int, begin: int, end: int) -> fx.Node:
-    """``node[..., begin:end, ...]``: a part of a concatenation, or of a thin linear map's weight."""
+    """``node[..., begin:end, ...]``: part of a concatenation, or of a thin map's weight."""
     last = value(node).dim() - 1
     if node.target is aten.cat.default and (*node.args[1:], 0)[0] in (dim, dim - last - 1):
         stop, nodes = 0, node.args[0]
@@ -97,9 +97,7 @@ def columns_of(r: Rewriter, node: fx.Node, dim: int, begin: int, end: int) -> fx
     return r.builder.call(aten.slice.Tensor, node, dim, begin, end)
 
 
-def _linear_map(
-    r: Rewriter, node: fx.Node
-) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
+def _linear_map(r: Rewriter, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
     """x [B, q], weight [K, q] and bias [K] of ``x @ weight.T + bias``, also as addmm and mm."""
     if node.target is aten.linear.default:
         x, weight, bias = (*node.args, None)[:3]

@@ -114,6 +114,8 @@ def _joined(r: Rewriter, x: fx.Node, dim: int) -> Joined | None:
     if not isinstance(lazy, fx.Node):
         return None
     parts = _parts(lazy, dim)
+    if len(parts) == dim == 1 and not form_of(r, lazy):
+        return None  # a sum of two rows meets the weight as quickly as one of them
     if any(form_of(r, part) or any(isinstance(s, Gathered) for s, _ in _summands(r, part, dim))
            for part in parts):  # fmt: skip
         return Joined(tuple(parts), dim)

@@ -88,8 +88,8 @@ def _block(r: Rewriter, node: fx.Node, a: Part, b: Part) -> Part:
     known = all(isinstance(s, int) and s > 0 for s in sizes)
     if isinstance(a, fx.Node) or value(node).device.type != "cpu" or not known:
         return call(aten.matmul.default, r.builder.node_of(a), other)
-    # On a CPU the copy is made piece by piece, each no larger than what the candidates bring, so that
-    # the pieces stay in the cache and memory's peak low; on a GPU further launches would cost more.
+    # On a CPU the copy is made in pieces, none larger than what the candidates bring, so that they
+    # stay in the cache and memory's peak low; on a GPU further launches would cost more.
     n = sizes[-1]
     step = -(-n // -(-n // min(sizes)))
     pieces = [
