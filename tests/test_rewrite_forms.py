@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -138,6 +139,36 @@ def test_gradients_of_crosses() -> None:
     runs = ((new, torch.float32), (model, torch.float64), (model, torch.float32))
     for got, want, its in zip(*(gradients(*run) for run in runs), strict=True):
         assert_matches_definition(got, want, its, multiple=8.0)
+
+
+@pytest.mark.no_cover
+def test_a_package_follows_a_later_checkpoint(tmp_path: pathlib.Path) -> None:
+    """The weights' parts are cut out anew, when constants are folded at run time, too."""
+    model, later = Crosses(2).eval(), Crosses(2).eval()
+    path = torch._inductor.aoti_compile_and_package(
+        _rewrite(model)[0],
+        package_path=f"{tmp_path}/crosses.pt2",
+        inductor_configs={
+            "always_keep_tensor_constants": True,
+            "joint_graph_constant_folding": False,
+            "aot_inductor.use_runtime_constant_folding": True,
+        },
+    )
+    package, given = torch._inductor.aoti_load_package(path), _inputs(4, 30)
+    torch.testing.assert_close(package(*given), model(*given), rtol=1e-4, atol=1e-5)
+    package.load_constants(later.state_dict(), check_full_update=False)
+    torch.testing.assert_close(package(*given), later(*given), rtol=1e-4, atol=1e-5)
+
+
+def test_the_matrix_is_a_part_of_the_users_program() -> None:
+    model = Crosses().eval()
+    _, _, (user, candidate) = ikbo.rewrite(model, _inputs(3, 7), USER, ["candidate"], split=True)
+    rows, candidates, index = _inputs(4, 30)
+    parts = user.module()(user=rows)
+    scores = candidate.module()(candidate=candidates, user_index=index, **parts)
+    torch.testing.assert_close(scores, model(rows, candidates, index), rtol=1e-4, atol=1e-5)
+    # Nothing as wide as the user's features goes from one to the other.
+    assert all(t.shape[-1] < U for t in parts.values())
 
 
 STAY: dict[str, tuple[Function, dict[str, int]]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import fx
 
 from ..engine import Rewriter, equal_shapes
@@ -207,7 +208,10 @@ def _matrix(r: Rewriter, source: fx.Node, thin: fx.Node, weight: fx.Node) -> fx.
     rows = call(aten.unsqueeze.default, source, 1)
     turned = call(aten.permute.default, thin, [1, 0])
     if value(weight).shape[0] <= value(thin).shape[1]:
-        scaled = call(aten.mul.Tensor, rows, weight)
+        # AOTInductor, folding constants at run time, reads a view of columns element by element as
+        # if they lay together (torch 2.13).
+        together = call(aten.clone.default, weight, memory_format=torch.contiguous_format)
+        scaled = call(aten.mul.Tensor, rows, together)
         return call(aten.permute.default, call(aten.matmul.default, scaled, thin), [0, 2, 1])
     scaled = call(aten.mul.Tensor, rows, turned)
     return call(aten.matmul.default, scaled, call(aten.permute.default, weight, [1, 0]))
