@@ -90,12 +90,18 @@ def columns_of(r: Rewriter, node: fx.Node, dim: int, begin: int, end: int) -> fx
             if (start, stop) == (begin, end) and value(n).dim() == last + 1:
                 return n
     found = _linear_map(r, node) if dim == last else None
-    if found is not None and 2 * int(value(found[1]).shape[1]) <= end - begin:
+    if found is not None and is_thin(found[1], end - begin):
         x, *both = found
         rows = [None if n is None else r.builder.call(aten.slice.Tensor, n, 0, begin, end)
                 for n in both]  # fmt: skip
         return r.builder.call(aten.linear.default, x, *rows)
     return r.builder.call(aten.slice.Tensor, node, dim, begin, end)
+
+
+def is_thin(weight: fx.Node, rows: int | None = None) -> bool:
+    """Whether a weight, or so many rows of it, makes twice as many columns as it takes, or more."""
+    n, q = value(weight).shape
+    return isinstance(n, int) and isinstance(q, int) and 2 * q <= (n if rows is None else rows)
 
 
 def _linear_map(r: Rewriter, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:

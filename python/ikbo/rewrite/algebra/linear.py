@@ -10,11 +10,12 @@ from ..engine import Done, Rewriter
 from ..rules import Place, aten, named_arguments, same, value
 from ..values import Gathered, Joined, Part, Range, RowMap
 from .attention import attended
-from .forms import REASON, bilinear_parts, form_of
+from .forms import REASON, bilinear_parts, form_of, is_thin
 from .registry import algebra_for, ikbo, map_arguments, may_split
 
 LINEAR = "a linear map over a concatenation is the sum of linear maps of its parts"
-# concat_linear's kernel takes none with fewer: scores, say, whose parts a compiler adds up.
+# concat_linear's kernel takes no fewer: beside a form, which a compiler reads through the map and
+# adds, it adds the parts of scores, too.
 FEWEST_COLUMNS = 8
 STACKED = "a product over stacked rows is the sum of the products of its parts"
 
@@ -46,7 +47,7 @@ def linear(r: Rewriter, node: fx.Node) -> Done | None:
     x, weight, bias = named["input"], named["weight"], named["bias"]
     if not may_split(r, weight, bias) or value(x).dtype != value(weight).dtype:
         return None
-    joined = _joined(r, x, value(x).dim() - 1)
+    joined = _joined(r, x, value(x).dim() - 1, is_thin(weight))
     if joined is None:
         return None
     return _split(r, node, joined, r.plain(weight), None if bias is None else r.plain(bias))
@@ -66,10 +67,10 @@ def addmm(r: Rewriter, node: fx.Node) -> Done | None:
         value(bias).dim() != 1 or not same(value(bias).shape[0], value(weight).shape[1])
     ):
         return None
-    joined = _joined(r, x, 1)
+    transposed = r.builder.call(aten.permute.default, r.plain(weight), [1, 0])
+    joined = _joined(r, x, 1, is_thin(transposed))
     if joined is None:
         return None
-    transposed = r.builder.call(aten.permute.default, r.plain(weight), [1, 0])
     return _split(r, node, joined, transposed, None if bias is None else r.plain(bias))
 
 
@@ -106,7 +107,7 @@ def compression(r: Rewriter, node: fx.Node) -> Done | None:
     return _compressed(r, node, weight, x)
 
 
-def _joined(r: Rewriter, x: fx.Node, dim: int) -> Joined | None:
+def _joined(r: Rewriter, x: fx.Node, dim: int, thin: bool = False) -> Joined | None:
     """The concatenation along ``dim`` that x is; a sum of different rows counts as one."""
     lazy = r.lazy(x)
     if isinstance(lazy, Joined):
@@ -114,8 +115,8 @@ def _joined(r: Rewriter, x: fx.Node, dim: int) -> Joined | None:
     if not isinstance(lazy, fx.Node):
         return None
     parts = _parts(lazy, dim)
-    if len(parts) == dim == 1 and not form_of(r, lazy):
-        return None  # a sum of two rows meets the weight as quickly as one of them
+    if thin and len(parts) == 1 and not form_of(r, lazy):
+        return None  # to add up rows before a thin map is the quicker
     if any(form_of(r, part) or any(isinstance(s, Gathered) for s, _ in _summands(r, part, dim))
            for part in parts):  # fmt: skip
         return Joined(tuple(parts), dim)
@@ -272,7 +273,7 @@ def _split(
         first = contexts[0]
         assert first.map is not None
         maps = map_arguments(r, first.map)
-        if rank == 2 and value(weight).shape[0] >= FEWEST_COLUMNS:
+        if rank == 2 and not (forms and value(weight).shape[0] < FEWEST_COLUMNS):
             fused, (x, *own), (_, *contexts) = "concat_linear", own, contexts
             pieces.append(b.call(ikbo.concat_linear.default, x.x, first.x, x.weight,
                                  first.weight, bias, *maps))  # fmt: skip
