@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import MODELS, SMALL, arguments, contexts
+from models import MODELS, SMALL, DCNv2, arguments, contexts
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -52,3 +52,18 @@ def test_one_package_for_all_sizes(name: str, tmp_path: Any) -> None:
     for sizes in SIZES:
         given = arguments(model, SMALL, *sizes, DEVICE)
         _close(package(**given), model(**given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_crosses_of_low_rank(dtype: torch.dtype) -> None:
+    """A rank so low beside these few features that the users' half becomes a bilinear form."""
+    model = DCNv2(SMALL, rank=2).eval().requires_grad_(False).to(DEVICE, dtype)
+    given = arguments(model, SMALL, 9, 3, DEVICE, dtype)
+    program, report = ikbo.rewrite(model, given, contexts(model), ["candidate_ids"])
+    assert not report.of("left") and report.verify()
+    compiled = torch.compile(program.module(check_guards=False), fullgraph=True, dynamic=True)
+    for sizes in SIZES:
+        given = arguments(model, SMALL, *sizes, DEVICE, dtype)
+        want = model(**given).float()
+        bound = 1e-4 if dtype is torch.float32 else 0.05
+        torch.testing.assert_close(compiled(**given).float(), want, rtol=bound, atol=bound)

@@ -201,10 +201,9 @@ def test_constants_of_a_package_are_swapped(folding: bool, tmp_path: Any) -> Non
         torch.testing.assert_close(package(**given), later(**given), rtol=1e-3, atol=1e-4)
 
 
-# Of what the original needs, at 70 candidates a user, in eager mode, one thread. DCNv2's later
-# layer works on candidates' rows as wide as its input, Wukong's too; docs/rewrite.md says more.
-PEAKS = {"dcnv2": 0.85, "wukong": 0.55}
-TIMES = {"dlrm": 0.7, "dcnv2": 0.7, "wukong": 0.95}
+# CPU time of what the original needs, at 70 candidates a user, in eager mode, one thread: 0.6, but
+# where nearly as much arithmetic is the candidates' own; docs/rewrite.md says more.
+TIMES = {"dlrm": 0.7, "wukong": 0.95}
 
 
 @pytest.mark.no_cover
@@ -226,7 +225,7 @@ def test_memory_and_time_on_a_cpu(name: str) -> None:
         torch.set_num_threads(1)
         with torch.no_grad():
             before, after = (_peak(lambda run=run: run(**given)) for run in (model, new))
-            assert after <= PEAKS.get(name, 0.4) * before, (after / 1e6, before / 1e6)
+            assert after <= 0.4 * before, (after / 1e6, before / 1e6)
             slow, fast = (_seconds(lambda run=run: run(**given)) for run in (model, new))
             assert fast <= TIMES.get(name, 0.6) * slow, (fast, slow)
     finally:

@@ -19,6 +19,7 @@ from ikbo.rewrite.algebra import (
     attention,
     bilinear,
     concatenation,
+    forms,
     linear,
     registry,
     sparse,
@@ -35,6 +36,7 @@ torch.manual_seed(0)
 SQUARE, THIN, BIAS = torch.randn(8, 8) / 3, torch.randn(6, 5) / 2, torch.randn(8)
 WIDE, STACK = torch.randn(8, 16) / 4, torch.randn(4, 6) / 2
 KERNEL, MEAN, VARIANCE = torch.randn(4, 5, 3), torch.randn(5), torch.rand(5) + 1
+THIN_16, WIDE_BIAS = torch.randn(3, 16) / 4, torch.randn(16)
 TABLE, TRILINEAR = torch.randn(2, 8), torch.randn(4, 8, 8) / 8
 
 
@@ -240,6 +242,12 @@ def _masked(u: Tensor, c: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(c[:, None], u, u, mask[:, None])
 
 
+def _crossed(u: Tensor, c: Tensor) -> Tensor:
+    """A low-rank cross over user and candidate, then another linear map."""
+    x0 = _joined(u, c)
+    return F.linear(x0 * F.linear(F.linear(x0, THIN_16), THIN_16.T, WIDE_BIAS) - x0, WIDE)
+
+
 LOWER = torch.tril_indices(6, 6, -1)
 ALGEBRA: dict[Any, tuple[Function, bool]] = {
     activations.fuse_activation: (lambda u, c: F.silu(F.linear(_joined(u, c), WIDE)), False),
@@ -324,6 +332,8 @@ def _sum_of_signs(r: Rewriter, weight: Any, terms: list[Any]) -> Any:
 
 
 _WEIGHT_SUM, _WITHIN, _SPLIT = linear._weight_sum, stacks._within, linear._split
+_TIMES, _COLUMNS_OF, _MATRIX = forms._times, forms.columns_of, forms._matrix
+_MERGED = forms._merged
 _ATTEND, _LENGTHS = attention._candidate_attention, attention._lengths
 MISTAKES: dict[str, tuple[Any, str, Any, Function]] = {
     "wrong columns": (linear, "_columns", _swapped, lambda u, c: F.linear(_joined(u, c), WIDE)),
@@ -347,6 +357,21 @@ MISTAKES: dict[str, tuple[Any, str, Any, Function]] = {
     "pairs of the transposed block": (
         stacks, "_within", lambda sizes, i: _WITHIN(sizes, sum(sizes) - 1 - i),
         lambda u, c: _gram(u, c)[:, LOWER[0], LOWER[1]],
+    ),
+    "a form without its constant": (
+        forms, "_times", lambda r, a, b: _TIMES(r, a, b)[:1], _crossed,
+    ),
+    "a form's constant twice": (
+        forms, "_merged", lambda r, form: _MERGED(r, [*form, form[-1]]), _crossed,
+    ),
+    "a form of the wrong columns of the thin map": (
+        concatenation, "columns_of",
+        lambda r, node, dim, a, b: _COLUMNS_OF(r, node, dim, 8 - a, 8 - a + b - a), _crossed,
+    ),
+    "a form's matrix of the weights without the context": (
+        forms, "_matrix",
+        lambda r, source, *rest: _MATRIX(r, r.builder.call(aten.ones_like.default, source), *rest),
+        _crossed,
     ),
     "the wrong activation": (
         activations, "ACTIVATIONS", {**activations.ACTIVATIONS, aten.silu.default: "relu"},

@@ -142,11 +142,14 @@ inline int64_t workspace_bytes(const Tensor& like) {
   return like.is_cuda() ? int64_t{1} << 30 : int64_t{64} << 20;
 }
 
-// Calls body(first, count) over [0, rows) in slices of at most workspace_bytes / row_bytes rows.
+// Calls body(first, count) over [0, rows) in slices of at most workspace_bytes / row_bytes rows,
+// all about as large: a product of a last few rows takes longer than its share.
 template <class Body>
 void for_each_slice(const Tensor& like, int64_t rows, int64_t row_bytes, const Body& body) {
-  const int64_t step =
+  const int64_t most =
       std::max<int64_t>(1, workspace_bytes(like) / std::max<int64_t>(1, row_bytes));
+  const int64_t slices = std::max<int64_t>(1, (rows + most - 1) / most);
+  const int64_t step = (rows + slices - 1) / slices;
   for (int64_t first = 0; first < rows; first += step) body(first, std::min(step, rows - first));
 }
 

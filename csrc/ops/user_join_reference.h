@@ -25,7 +25,9 @@ void join_user_part_reference(const Tensor& user_part, const OptTensor& bias,
     part = zeros(one_row, sums, part);
   }
   if (bias) part = add(part, cast(*bias, sums));
-  const int64_t row_bytes = out.numel() / batch * (sums == ScalarType::Double ? 8 : 4);
+  int64_t row_bytes = out.numel() / batch * (sums == ScalarType::Double ? 8 : 4);
+  // On a CPU the product, the part and their sum, 2 MiB each, stay in the cache.
+  if (!out.is_cuda()) row_bytes *= workspace_bytes(out) >> 21;
   for_each_slice(out, batch, row_bytes, [&](int64_t first, int64_t count) {
     const Tensor pre =
         add(product(first, count), index_select(part, 0, narrow(rows.index, 0, first, count)));

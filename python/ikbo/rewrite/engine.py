@@ -123,8 +123,16 @@ class Rewriter:
         """The decisions, but those on what is needed no longer: its users took it apart."""
         kept = set(self.builder.graph.nodes)
         return tuple(e for e, n in self._entries
-                     if e.action != "left" or not isinstance(new := self.values.get(n), fx.Node)
-                     or new in kept or n.op == "output")  # fmt: skip
+                     if e.action != "left" or n.op == "output" or self._is_in(kept, n))  # fmt: skip
+
+    def _is_in(self, kept: set[fx.Node], node: fx.Node) -> bool:
+        """Whether the new graph has what became of a node; of parts, one that reads a copy."""
+        new = self.values.get(node)
+        if isinstance(new, Joined):
+            copy_of = self.builder.copy_of
+            return any(isinstance(p, fx.Node) and p in kept and any(map(copy_of, p.all_input_nodes))
+                       for p in new.parts)  # fmt: skip
+        return not isinstance(new, fx.Node) or new in kept
 
     def lazy(self, node: Any) -> Lazy:
         """The new value of a node of the original program."""

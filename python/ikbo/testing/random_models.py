@@ -70,6 +70,13 @@ STEPS: dict[str, Step] = {
     "bilinear_einsum": lambda x, y, m: x * torch.einsum(
         "bti,ij,btj->bt", x, m.linear.weight, y
     ).sigmoid()[..., None],
+    "crossed": lambda x, y, m: m.flat_crossed(
+        torch.cat([x.flatten(1), y.flatten(1)], 1) * m.wide(m.thin(y.mean(1)))
+        - torch.cat([y.flatten(1), x.flatten(1)], 1)
+    ).unflatten(1, (TOKENS, WIDTH)),
+    "modulated": lambda x, y, m: x + m.linear(
+        x[:, 0] * m.modulation(y.mean(1)[:, :2]) + x[:, 1]
+    )[:, None],
     "target_repeated": lambda x, y, m: m.joined(
         torch.cat([x, y[:, :1].expand(-1, TOKENS, -1)], 2)
     ),
@@ -107,6 +114,11 @@ class RandomModel(nn.Module):
         n = 2 * TOKENS
         self.flat_products = nn.Linear(n * n, WIDTH * TOKENS)
         self.pairs = nn.Linear(n * (n - 1) // 2, WIDTH * TOKENS)
+        self.thin, self.wide = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 2 * WIDTH * TOKENS)
+        self.flat_crossed, self.modulation = (
+            nn.Linear(2 * WIDTH * TOKENS, WIDTH * TOKENS),
+            nn.Linear(2, WIDTH),
+        )
         self.bilinear = nn.Bilinear(WIDTH, WIDTH, WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.compress = nn.Parameter(torch.empty(TOKENS, 2 * TOKENS))

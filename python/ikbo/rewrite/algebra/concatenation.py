@@ -23,6 +23,7 @@ from ..rules import (
     value,
 )
 from ..values import Gathered, Grid, Joined, Part, Range
+from .forms import columns_of
 from .registry import algebra_for
 
 
@@ -177,7 +178,7 @@ def elementwise(r: Rewriter, node: fx.Node) -> Done | None:
         source = lazy.source if isinstance(lazy, Gathered) else lazy
         dim, ((a, b),) = first.dim - rank + value(source).dim(), first.ranges[i]
         if dim >= 0 and not same(value(source).shape[dim], 1):
-            source = r.builder.call(aten.slice.Tensor, source, dim, a, b)
+            source = columns_of(r, source, dim, a, b)
         return Gathered(source, lazy.map, lazy.place) if isinstance(lazy, Gathered) else source
 
     joins = False

@@ -10,9 +10,13 @@ from ..engine import Done, Rewriter
 from ..rules import Place, aten, named_arguments, same, value
 from ..values import Gathered, Joined, Part, Range, RowMap
 from .attention import attended
+from .forms import REASON, bilinear_parts, form_of, is_thin
 from .registry import algebra_for, ikbo, map_arguments, may_split
 
 LINEAR = "a linear map over a concatenation is the sum of linear maps of its parts"
+# concat_linear's kernel takes no fewer: beside a form, which a compiler reads through the map and
+# adds, it adds the parts of scores, too.
+FEWEST_COLUMNS = 8
 STACKED = "a product over stacked rows is the sum of the products of its parts"
 
 
@@ -43,7 +47,7 @@ def linear(r: Rewriter, node: fx.Node) -> Done | None:
     x, weight, bias = named["input"], named["weight"], named["bias"]
     if not may_split(r, weight, bias) or value(x).dtype != value(weight).dtype:
         return None
-    joined = _joined(r, x, value(x).dim() - 1)
+    joined = _joined(r, x, value(x).dim() - 1, is_thin(weight))
     if joined is None:
         return None
     return _split(r, node, joined, r.plain(weight), None if bias is None else r.plain(bias))
@@ -63,10 +67,10 @@ def addmm(r: Rewriter, node: fx.Node) -> Done | None:
         value(bias).dim() != 1 or not same(value(bias).shape[0], value(weight).shape[1])
     ):
         return None
-    joined = _joined(r, x, 1)
+    transposed = r.builder.call(aten.permute.default, r.plain(weight), [1, 0])
+    joined = _joined(r, x, 1, is_thin(transposed))
     if joined is None:
         return None
-    transposed = r.builder.call(aten.permute.default, r.plain(weight), [1, 0])
     return _split(r, node, joined, transposed, None if bias is None else r.plain(bias))
 
 
@@ -103,21 +107,31 @@ def compression(r: Rewriter, node: fx.Node) -> Done | None:
     return _compressed(r, node, weight, x)
 
 
-def _joined(r: Rewriter, x: fx.Node, dim: int) -> Joined | None:
+def _joined(r: Rewriter, x: fx.Node, dim: int, thin: bool = False) -> Joined | None:
     """The concatenation along ``dim`` that x is; a sum of different rows counts as one."""
     lazy = r.lazy(x)
     if isinstance(lazy, Joined):
         return lazy if lazy.dim == dim else None
     if not isinstance(lazy, fx.Node):
         return None
-    parts = [lazy]
-    if lazy.target is aten.cat.default and (*lazy.args[1:], 0)[0] in (dim, dim - value(x).dim()):
-        parts = [n for n in lazy.all_input_nodes if value(n).dim() == value(x).dim()]
-        if parts != lazy.args[0]:
-            return None  # one of them twice, or empty ones, which cat skips
-    if any(isinstance(s, Gathered) for part in parts for s, _ in _summands(r, part, dim)):
+    parts = _parts(lazy, dim)
+    if thin and len(parts) == 1 and not form_of(r, lazy):
+        return None  # to add up rows before a thin map is the quicker
+    if any(form_of(r, part) or any(isinstance(s, Gathered) for s, _ in _summands(r, part, dim))
+           for part in parts):  # fmt: skip
         return Joined(tuple(parts), dim)
     return None
+
+
+def _parts(x: fx.Node, dim: int) -> list[fx.Node]:
+    """What x is a concatenation of, also by several."""
+    rank = value(x).dim()
+    if x.target is not aten.cat.default or (*x.args[1:], 0)[0] not in (dim, dim - rank):
+        return [x]
+    parts = [n for n in x.all_input_nodes if value(n).dim() == rank]
+    if parts != x.args[0]:
+        return [x]  # one of them twice, or empty ones, which cat skips
+    return [part for n in parts for part in _parts(n, dim)]
 
 
 def _summands(r: Rewriter, node: fx.Node, dim: int, sign: int = 1) -> list[tuple[Part, int]]:
@@ -249,17 +263,17 @@ def _columns(r: Rewriter, weight: fx.Node, ranges: list[Range]) -> fx.Node:
 def _split(
     r: Rewriter, node: fx.Node, joined: Joined, weight: fx.Node, bias: fx.Node | None
 ) -> Done | None:
-    b = r.builder
-    own, contexts = _halves(r, joined, weight)
-    if not contexts:
+    b, dim, rank, fused = r.builder, joined.dim, value(node).dim(), ""
+    forms, rest = bilinear_parts(r, joined, weight) if rank == 2 else ([], joined)
+    own, contexts = _halves(r, rest, weight) if rest is not None else ([], [])
+    if not contexts and not forms:
         return None
-    rank, fused = value(contexts[0].x).dim(), ""
     pieces: list[fx.Node] = []
-    if own and _rows(own[0].x, joined.dim) == rank - 1:
+    if own and contexts and _rows(own[0].x, dim) == rank - 1:
         first = contexts[0]
         assert first.map is not None
         maps = map_arguments(r, first.map)
-        if rank == 2:
+        if rank == 2 and not (forms and value(weight).shape[0] < FEWEST_COLUMNS):
             fused, (x, *own), (_, *contexts) = "concat_linear", own, contexts
             pieces.append(b.call(ikbo.concat_linear.default, x.x, first.x, x.weight,
                                  first.weight, bias, *maps))  # fmt: skip
@@ -276,10 +290,12 @@ def _split(
         part = b.call(aten.linear.default, half.x, half.weight, bias)
         bias = None
         pieces.append(part if half.map is None else b.node_of(Gathered(part, half.map, Place())))
+    pieces += forms if bias is None else [*forms, bias]
     result = _sum(r, pieces)
     if not _same_shape(result, node):
         return None
-    return result, f"replaced by {fused}" if fused else "split", LINEAR
+    reason = f"{LINEAR}; {REASON}" if forms else LINEAR
+    return result, f"replaced by {fused}" if fused else "split", reason
 
 
 def _sum(r: Rewriter, pieces: list[fx.Node]) -> fx.Node:

@@ -88,9 +88,10 @@ def _block(r: Rewriter, node: fx.Node, a: Part, b: Part) -> Part:
     known = all(isinstance(s, int) and s > 0 for s in sizes)
     if isinstance(a, fx.Node) or value(node).device.type != "cpu" or not known:
         return call(aten.matmul.default, r.builder.node_of(a), other)
-    # On a CPU the copy is made piece by piece, each as large as what the candidates bring, so that
-    # the pieces stay in the cache and memory's peak low; on a GPU further launches would cost more.
-    n, step = sizes[-1], min(sizes)
+    # On a CPU the copy is made in pieces, none larger than what the candidates bring, so that they
+    # stay in the cache and memory's peak low; on a GPU further launches would cost more.
+    n = sizes[-1]
+    step = -(-n // -(-n // min(sizes)))
     pieces = [
         call(aten.matmul.default, r.builder.node_of(Gathered(part, a.map, Place())), other)
         for part in (call(aten.slice.Tensor, a.source, 1, i, min(i + step, n))
