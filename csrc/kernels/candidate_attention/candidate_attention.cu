@@ -28,13 +28,20 @@ int64_t attention_zeros(const AttentionConfig& config) {
 }
 
 int64_t attention_kept_bytes(const AttentionConfig& config) {
-  if (config.shared_blocks == 0) return 0;
-  using Shape = attention::Shape<__half, k128SharesKeys>;  // of either type
-  return config.ctas * static_cast<int64_t>(sizeof(attention::KeptResults<Shape>));
+  if (config.shared_blocks == 0 && config.parts == 1) return 0;
+  const int64_t count = config.parts > 1 ? int64_t{config.most_tiles} * config.parts : config.ctas;
+  int64_t bytes = 0;
+  attention::for_each_kernel<__half>([&]<class S>(int kernel) {  // alike for either type
+    if (kernel == config.kernel) bytes = count * sizeof(attention::KeptResults<S>);
+  });
+  return bytes;
 }
 
 void load_candidate_attention() {
-  const auto load = [&]<class S>(int) { load_kernel(attention::candidate_attention_sm90<S>); };
+  const auto load = [&]<class S>(int) {
+    load_kernel(attention::candidate_attention_sm90<S>);
+    if constexpr (attention::kCutsKeys<S>) load_kernel(attention::add_attention_parts<S>);
+  };
   attention::for_each_kernel<__nv_bfloat16>(load);
   attention::for_each_kernel<__half>(load);
 }
