@@ -49,14 +49,14 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.scale = o.scale;
   params.rows_together = config.rows_together;
   params.parts = FastDivisor(config.parts);
-  if (config.tickets) params.ticket = o.zeros;
+  if (config.tickets) params.ticket = o.words;
   if (config.expected_tiles > 0) {
     params.guess = {true, FastDivisor(config.expected_tiles),
                     FastDivisor(static_cast<int32_t>(o.H)), static_cast<int32_t>(o.B * o.S / o.U)};
   }
   if (config.shared_blocks > 0) {
     params.shared_blocks = {FastDivisor(config.ctas), FastDivisor(config.shared_blocks)};
-    params.kept_flags = o.zeros;
+    params.kept_flags = o.words;
   }
   params.kept = o.kept;
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
