@@ -230,8 +230,8 @@ def test_few_tiles_and_long_histories() -> None:
 @pytest.mark.parametrize(
     "counts", [[6, 1, 0, 1], [3, 3, 0], [10] + [1] * 9, [0] * 9 + [8], [3, 0, 2, 1]]
 )
-def test_more_tiles_or_fewer_than_clusters(counts: list[int], D: int) -> None:
-    """Of keys cut into parts: clusters are as many as tiles of candidates spread evenly."""
+def test_more_tiles_or_fewer_than_spread_evenly(counts: list[int], D: int) -> None:
+    """Of keys cut into parts: CTAs are as many as parts if candidates are spread evenly."""
     args = problem(counts, 64, 2100, D=D, Dv=D)
     config = ikbo.explain("candidate_attention", *args)["config"]
     assert config["parts"] > 1

@@ -49,6 +49,7 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.scale = o.scale;
   params.rows_together = config.rows_together;
   params.parts = FastDivisor(config.parts);
+  params.most_parts = config.most_tiles * config.parts;
   if (config.tickets) params.ticket = o.words;
   if (config.expected_tiles > 0) {
     params.guess = {true, FastDivisor(config.expected_tiles),

@@ -234,7 +234,9 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     }
     if (params.is_split()) {
       const int32_t part = blockIdx.x + (tiles - 1) * gridDim.x;
-      keep_results<S>(kept_results<S>(params, part), outputs, lse, consumer);
+      if (part < params.most_parts) {  // always, of offsets that belong to the candidates
+        keep_results<S>(kept_results<S>(params, part), outputs, lse, consumer);
+      }
     } else {
       leave(outputs, lse);
     }

@@ -86,6 +86,7 @@ struct Params {
   FastDivisor heads_per_kv;  // H / Hk
   int32_t rows_together;     // of a consumer's 64, how many lie side by side in the batch
   FastDivisor parts;         // of the keys of each tile
+  int32_t most_parts;        // of all tiles, where they are cut
   uint32_t* ticket;          // the next one, or null
   Guess guess;
   float scale;
