@@ -46,6 +46,9 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.lse = o.lse;
   params.Dv = static_cast<int32_t>(o.Dv);
   params.heads_per_kv = FastDivisor(static_cast<int32_t>(o.H / o.Hk));
+  // Keys that one tile reads shouldn't push out what later ones have asked for.
+  const bool read_once = config.expected_tiles == 1 && o.H == o.Hk;
+  params.keys_hint = read_once ? hopper::L2Hint::kEvictFirst : hopper::L2Hint::kEvictLast;
   params.scale = o.scale;
   params.rows_together = config.rows_together;
   params.parts = FastDivisor(config.parts);

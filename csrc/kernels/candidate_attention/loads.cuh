@@ -83,8 +83,8 @@ __device__ void load_k(Shared<S>& shared, const Params& params) {
       hopper::Barrier& full = shared.ring_k.produce(position, S::kConfig.k_bytes());
 #pragma unroll
       for (int d = 0; d < S::kHeadQk / kBlock; ++d) {
-        hopper::tma_load(shared.k[position.slot][d], params.k, full, hopper::L2Hint::kEvictLast,
-                         d * kBlock, kv_head, tile.kv_row + key, tile.kv_batch);
+        hopper::tma_load(shared.k[position.slot][d], params.k, full, params.keys_hint, d * kBlock,
+                         kv_head, tile.kv_row + key, tile.kv_batch);
       }
     }
   }
@@ -107,7 +107,7 @@ __device__ void load_v(Shared<S>& shared, const Params& params) {
 #pragma unroll
         for (int d = 0; d < S::kHeadV / kBlock; ++d) {
           hopper::tma_load(shared.v[position.slot][d] + row_in_block * kBlock, map, full,
-                           hopper::L2Hint::kEvictLast, d * kBlock, kv_head, row, tile.kv_batch);
+                           params.keys_hint, d * kBlock, kv_head, row, tile.kv_batch);
         }
       };
       // Zeros follow the last row of the tensor by themselves.

@@ -12,6 +12,7 @@
 #include "hopper/mbarrier.cuh"
 #include "hopper/pipeline.cuh"
 #include "hopper/swizzle.cuh"
+#include "hopper/tma.cuh"
 #include "hopper/warp_group.cuh"
 #include "kernels/candidate_attention/query_tiles.cuh"
 
@@ -84,10 +85,11 @@ struct Params {
   float* lse;                   // [B, H, S] or null
   int32_t Dv;
   FastDivisor heads_per_kv;  // H / Hk
-  int32_t rows_together;     // of a consumer's 64, how many lie side by side in the batch
-  FastDivisor parts;         // of the keys of each tile
-  int32_t most_parts;        // of all tiles, where they are cut
-  uint32_t* ticket;          // the next one, or null
+  hopper::L2Hint keys_hint;
+  int32_t rows_together;  // of a consumer's 64, how many lie side by side in the batch
+  FastDivisor parts;      // of the keys of each tile
+  int32_t most_parts;     // of all tiles, where they are cut
+  uint32_t* ticket;       // the next one, or null
   Guess guess;
   float scale;
   SharedBlocks shared_blocks;  // where keys are shared
