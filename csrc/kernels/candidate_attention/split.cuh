@@ -51,25 +51,34 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
       exists[half] = user >= -1 && user < runs.U;
     }
   }
+  // What can be known before the results are there is: a bit for each part that has keys, and where
+  // its results will be.
+  const int32_t parts = params.parts.divisor(), blocks = tile.key_tiles(S::kTileN);
+  static_assert(AttentionConfig::kMaxParts <= 64);
+  const auto parts_with_keys = [&](int32_t part) {
+    return __ballot_sync(0xffffffffu,
+                         part < parts && QueryTile::part_has_blocks(part, parts, blocks));
+  };
+  uint64_t there = parts_with_keys(lane) | uint64_t{parts_with_keys(32 + lane)} << 32;
+  const KeptResults<S>* kept = &kept_results<S>(params, tile_index * parts);
   hopper::wait_for_previous_kernel();
   if (tile.is_last()) return;
 
-  const int32_t parts = params.parts.divisor(), blocks = tile.key_tiles(S::kTileN);
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {}, total[16] = {};
 #pragma unroll 1
-  for (int32_t first = 0; first < parts && blocks > 0; first += kAtOnce) {
+  for (; there != 0; there >>= kAtOnce, kept += kAtOnce) {
     float2 lse[kAtOnce];
     float4 outputs[kAtOnce][4];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int32_t part = first + i;
+      const bool is_there = there >> i & 1;
       lse[i] = {-INFINITY, -INFINITY};
-      if (part >= parts || !QueryTile::part_has_blocks(part, parts, blocks)) continue;
-      const KeptResults<S>& kept = kept_results<S>(params, tile_index * parts + part);
-      lse[i] = __ldcg(&kept.lse[consumer][warp * 32 + lane]);
+      if (is_there) lse[i] = __ldcg(&kept[i].lse[consumer][warp * 32 + lane]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        outputs[i][j] = __ldcg(&kept.outputs[consumer][slice * 4 + j][warp * 32 + lane]);
+        outputs[i][j] = {};
+        if (!is_there) continue;
+        outputs[i][j] = __ldcg(&kept[i].outputs[consumer][slice * 4 + j][warp * 32 + lane]);
       }
     }
 #pragma unroll
@@ -78,21 +87,22 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
       float largest = maximum[half];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) largest = fmaxf(largest, of_part(i));
-      const float before = maximum[half] == -INFINITY ? 0 : expf(maximum[half] - largest);
+      // All -inf so far: no weight, rather than exp(-inf - -inf).
+      const float offset = largest == -INFINITY ? 0 : largest;
+      const float before = __expf(maximum[half] - offset);
       maximum[half] = largest;
       sum[half] *= before;
 #pragma unroll
       for (int j = 0; j < 8; ++j) total[j / 2 * 4 + 2 * half + j % 2] *= before;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        // Parts that there aren't, or without a score that counts: their outputs may be anything.
-        if (of_part(i) == -INFINITY) continue;
-        const float weight = expf(of_part(i) - largest);
-        if (weight == 0) continue;
+        const float weight = __expf(of_part(i) - offset);
         sum[half] += weight;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          total[j / 2 * 4 + 2 * half + j % 2] += weight * (&outputs[i][j / 2].x)[2 * half + j % 2];
+          // Outputs of a part whose scores are all -inf are NaN.
+          const float output = (&outputs[i][j / 2].x)[2 * half + j % 2];
+          total[j / 2 * 4 + 2 * half + j % 2] += weight == 0 ? 0 : weight * output;
         }
       }
     }
