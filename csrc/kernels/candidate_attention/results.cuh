@@ -61,39 +61,34 @@ __device__ inline T* result_of(const Params& params, int32_t row, int32_t head) 
   return static_cast<T*>(params.out) + (int64_t{row} * params.runs.H + head) * params.Dv;
 }
 
-// Rounds and stores 32 columns, from `first` on, of a row of which four neighbouring lanes hold two
-// columns each of every eight: pairs[0], [1], then [4], [5] ... They exchange them, so that each
-// stores eight columns of its own.
-template <class T>
-__device__ inline void store_columns(const Params& params, T* row, bool exists, int32_t first,
-                                     const float* pairs) {
-  uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) words[i] = pack<T>(pairs[4 * i], pairs[4 * i + 1]);
-  transpose_of_four(words);
-  const int32_t mine = first + threadIdx.x % 4 * 8;
-  if (exists && mine < params.Dv) {
-    *reinterpret_cast<uint4*>(row + mine) = {words[0], words[1], words[2], words[3]};
-  }
-}
-
-// The rows that are the user's.
+// Rounds and stores the rows that are the user's. Four neighbouring lanes hold two columns each of
+// every eight; of every 32 they exchange them, so that each stores eight columns of its own.
 template <class S>
 __device__ inline void store_results(const Params& params, const Outputs<S>& outputs,
                                      const float (&lse)[2], const ConsumerRows& place) {
   using T = typename S::T;
+  const int lane_of_four = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int32_t row = row_of_thread(half);
     int32_t in_batch = params.runs.all_rows();
     if (row < place.rows) in_batch = params.runs.row_of_batch(place.first_row + row);
     const bool exists = in_batch < params.runs.all_rows();
-    T* const to = result_of<T>(params, in_batch, place.head);
+    T* const to = result_of<T>(params, in_batch, place.head) + 8 * lane_of_four;
 #pragma unroll
     for (int d = 0; d < S::kHeadV; d += 32) {
-      store_columns(params, to, exists, d, &outputs[d / 2 + 2 * half]);
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const o = &outputs[d / 2 + 4 * i + 2 * half];
+        words[i] = pack<T>(o[0], o[1]);
+      }
+      transpose_of_four(words);
+      if (exists && d + 8 * lane_of_four < params.Dv) {
+        *reinterpret_cast<uint4*>(to + d) = {words[0], words[1], words[2], words[3]};
+      }
     }
-    if (exists && params.lse != nullptr && threadIdx.x % 4 == 0) {
+    if (exists && params.lse != nullptr && lane_of_four == 0) {
       write_lse(params, in_batch, place.head, lse[half]);
     }
   }

@@ -10,12 +10,13 @@
 
 namespace ikbo::attention {
 
-// What a warp adds up: 16 rows by 32 columns of a tile.
+// What a warp adds up: 16 rows by 16 columns of a tile, which leaves room in registers for eight
+// parts' at once.
 template <class S>
 struct AddedParts {
-  static constexpr int kSlices = S::kHeadV / 32;
+  static constexpr int kSlices = S::kHeadV / 16;
   static constexpr int kOfTile = S::kConsumers * 4 * kSlices;
-  static constexpr int kWarps = 2;  // of a CTA: small ones find room beside one another
+  static constexpr int kWarps = 4;  // of a CTA
 };
 
 // A part weighs exp(lse of the part - lse), lse = log(sum of exp(lse of a part)). In the order of
@@ -64,22 +65,27 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
   hopper::wait_for_previous_kernel();
   if (tile.is_last()) return;
 
-  float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {}, total[16] = {};
+  float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {}, total[8] = {};
 #pragma unroll 1
   for (; there != 0; there >>= kAtOnce, kept += kAtOnce) {
+    float4 outputs[kAtOnce][2];
     float2 lse[kAtOnce];
-    float4 outputs[kAtOnce][4];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const bool is_there = there >> i & 1;
-      lse[i] = {-INFINITY, -INFINITY};
-      if (is_there) lse[i] = __ldcg(&kept[i].lse[consumer][warp * 32 + lane]);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < 2; ++j) {
         outputs[i][j] = {};
-        if (!is_there) continue;
-        outputs[i][j] = __ldcg(&kept[i].outputs[consumer][slice * 4 + j][warp * 32 + lane]);
+        if (there >> i & 1) {
+          outputs[i][j] = __ldcg(&kept[i].outputs[consumer][slice * 2 + j][warp * 32 + lane]);
+        }
       }
+    }
+    // Or ptxas asks for these first, and for half of the others only after it has waited for them.
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      lse[i] = {-INFINITY, -INFINITY};
+      if (there >> i & 1) lse[i] = __ldcg(&kept[i].lse[consumer][warp * 32 + lane]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -93,13 +99,13 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
       maximum[half] = largest;
       sum[half] *= before;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) total[j / 2 * 4 + 2 * half + j % 2] *= before;
+      for (int j = 0; j < 4; ++j) total[j / 2 * 4 + 2 * half + j % 2] *= before;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const float weight = __expf(of_part(i) - offset);
         sum[half] += weight;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < 4; ++j) {
           // Outputs of a part whose scores are all -inf are NaN.
           const float output = (&outputs[i][j / 2].x)[2 * half + j % 2];
           total[j / 2 * 4 + 2 * half + j % 2] += weight == 0 ? 0 : weight * output;
@@ -107,18 +113,28 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
       }
     }
   }
+  // Four neighbouring lanes hold two columns each of two times eight of two rows: they exchange
+  // them, so that each stores eight columns of one row.
+  uint32_t words[4];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float scale = !exists[half] ? NAN : sum[half] == 0 ? 0 : 1 / sum[half];
+    const float scale = !exists[half] ? NAN : sum[half] == 0 ? 0 : __fdividef(1, sum[half]);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) total[j / 2 * 4 + 2 * half + j % 2] *= scale;
-    const bool is_there = in_batch[half] < runs.all_rows();
-    store_columns(params, result_of<T>(params, in_batch[half], tile.head), is_there, slice * 32,
-                  &total[2 * half]);
-    if (is_there && params.lse != nullptr && slice == 0 && lane % 4 == 0) {
+    for (int j = 0; j < 2; ++j) {
+      const float* const pair = &total[4 * j + 2 * half];
+      words[2 * half + j] = pack<T>(pair[0] * scale, pair[1] * scale);
+    }
+    const bool writes_lse = params.lse != nullptr && slice == 0 && lane % 4 == 0;
+    if (writes_lse && in_batch[half] < runs.all_rows()) {
       const float lse = sum[half] == 0 ? -INFINITY : maximum[half] + logf(sum[half]);
       write_lse(params, in_batch[half], tile.head, exists[half] ? lse : NAN);
     }
+  }
+  transpose_of_four(words);
+  const int32_t row = lane & 2 ? in_batch[1] : in_batch[0], d = slice * 16 + lane % 2 * 8;
+  if (row < runs.all_rows() && d < params.Dv) {
+    *reinterpret_cast<uint4*>(result_of<T>(params, row, tile.head) + d) = {words[0], words[1],
+                                                                           words[2], words[3]};
   }
 }
 
