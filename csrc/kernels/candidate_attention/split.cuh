@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "hopper/dependent_launch.cuh"
+#include "kernels/activation.cuh"
 #include "kernels/candidate_attention/kept_results.cuh"
 
 namespace ikbo::attention {
@@ -61,13 +62,18 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
                          part < parts && QueryTile::part_has_blocks(part, parts, blocks));
   };
   uint64_t there = parts_with_keys(lane) | uint64_t{parts_with_keys(32 + lane)} << 32;
-  const KeptResults<S>* kept = &kept_results<S>(params, tile_index * parts);
+  using Kept = KeptResults<S>;
+  const Kept& kept = kept_results<S>(params, tile_index * parts);
+  const float4* from = &kept.outputs[consumer][2 * slice][warp * 32 + lane];
+  const float2* lse_from = &kept.lse[consumer][warp * 32 + lane];
+  constexpr int kStride = sizeof(Kept) / sizeof(float4), kLseStride = sizeof(Kept) / sizeof(float2);
   hopper::wait_for_previous_kernel();
   if (tile.is_last()) return;
 
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {}, total[8] = {};
 #pragma unroll 1
-  for (; there != 0; there >>= kAtOnce, kept += kAtOnce) {
+  for (; there != 0; there >>= kAtOnce) {
+    const uint32_t mask = there;
     float4 outputs[kAtOnce][2];
     float2 lse[kAtOnce];
 #pragma unroll
@@ -75,9 +81,7 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         outputs[i][j] = {};
-        if (there >> i & 1) {
-          outputs[i][j] = __ldcg(&kept[i].outputs[consumer][slice * 2 + j][warp * 32 + lane]);
-        }
+        if (mask >> i & 1) outputs[i][j] = __ldcg(from + i * kStride + j * kGroupThreads);
       }
     }
     // Or ptxas asks for these first, and for half of the others only after it has waited for them.
@@ -85,8 +89,10 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       lse[i] = {-INFINITY, -INFINITY};
-      if (there >> i & 1) lse[i] = __ldcg(&kept[i].lse[consumer][warp * 32 + lane]);
+      if (mask >> i & 1) lse[i] = __ldcg(lse_from + i * kLseStride);
     }
+    from += kAtOnce * kStride;
+    lse_from += kAtOnce * kLseStride;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto of_part = [&](int i) { return half == 0 ? lse[i].x : lse[i].y; };
@@ -94,21 +100,24 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) largest = fmaxf(largest, of_part(i));
       // All -inf so far: no weight, rather than exp(-inf - -inf).
-      const float offset = largest == -INFINITY ? 0 : largest;
-      const float before = __expf(maximum[half] - offset);
+      const float offset = largest == -INFINITY ? 0 : largest * activation::kLog2e;
+      const auto weight_of = [&](float lse) {
+        return activation::exp2(fmaf(lse, activation::kLog2e, -offset));
+      };
+      const float before = weight_of(maximum[half]);
       maximum[half] = largest;
       sum[half] *= before;
 #pragma unroll
       for (int j = 0; j < 4; ++j) total[j / 2 * 4 + 2 * half + j % 2] *= before;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const float weight = __expf(of_part(i) - offset);
+        const float weight = weight_of(of_part(i));
         sum[half] += weight;
+        if (weight == 0) continue;  // outputs of a part whose scores are all -inf are NaN
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          // Outputs of a part whose scores are all -inf are NaN.
-          const float output = (&outputs[i][j / 2].x)[2 * half + j % 2];
-          total[j / 2 * 4 + 2 * half + j % 2] += weight == 0 ? 0 : weight * output;
+          float& of_column = total[j / 2 * 4 + 2 * half + j % 2];
+          of_column = fmaf(weight, (&outputs[i][j / 2].x)[2 * half + j % 2], of_column);
         }
       }
     }
