@@ -303,9 +303,9 @@ class Cta:
 
     def __init__(
         self, tiles: list[tuple[int, int]], q_slots: int, stages: int, consumers: int,
-        tickets: bool, random: Random,
+        tickets: bool, parts: bool, random: Random,
     ) -> None:  # fmt: skip
-        self.tiles, self.tickets, self.random = tiles, tickets, random
+        self.tiles, self.tickets, self.parts, self.random = tiles, tickets, parts, random
         self.consumers = consumers
         self.tile_ring = Ring(2, 3 + consumers)  # an arrival for each of three loaders and these
         self.k, self.v = Ring(stages, consumers), Ring(stages, consumers)
@@ -436,7 +436,7 @@ class Cta:
                 following, next_block = tile, block + 1
                 if finishes:
                     following, next_block = (yield from next_tile()), 0
-                    if following is None or not self.has_rows(following, me):
+                    if following is None or not self.has_rows(following, me) or self.parts:
                         break
                     yield from q.full[at_q.slot].wait(at_q.phase)
                 yield from multiply_scores(following, next_block)
@@ -479,9 +479,9 @@ class Cta:
 
 @pytest.mark.parametrize(("q_slots", "stages"), [(1, 2), (2, 2), (2, 4)])
 @pytest.mark.parametrize("consumers", [2, 3])
-@pytest.mark.parametrize("tickets", [False, True])
+@pytest.mark.parametrize(("tickets", "parts"), [(False, False), (True, False), (False, True)])
 def test_threads_of_a_cta_end_and_read_what_they_mean_to(
-    q_slots: int, stages: int, consumers: int, tickets: bool
+    q_slots: int, stages: int, consumers: int, tickets: bool, parts: bool
 ) -> None:
     for seed in range(100):
         random = Random(seed)
@@ -492,7 +492,7 @@ def test_threads_of_a_cta_end_and_read_what_they_mean_to(
             )
             for _ in range(random.randrange(9))
         ]
-        cta = Cta(tiles, q_slots, stages, consumers, tickets, random)
+        cta = Cta(tiles, q_slots, stages, consumers, tickets, parts, random)
         cta.run()
         assert cta.results == {
             (tile, consumer): 1
