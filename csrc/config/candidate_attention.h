@@ -129,9 +129,9 @@ constexpr const char* attention_decline_reason(const AttentionProblem& problem,
   if (problem.S != 0 && problem.B > (kMaxSize - kMostTileM) / problem.S) {
     return "2^31 query rows or more, which TMA coordinates can't hold";
   }
-  // Nor the number of tiles, of all heads and parts, one grid further on.
+  // Nor the number of tiles, of all heads, one grid further on.
   const int64_t tiles = problem.B * problem.S / kLeastTileM + problem.U + 1;
-  if (problem.H > kMaxSize / 2 / tiles / AttentionConfig::kMaxParts) return "2^24 tiles or more";
+  if (problem.H > kMaxSize / 16 / tiles) return "2^27 tiles or more";
   const AttentionKernel& largest = kAttentionKernels[k256];
   if (problem.D > largest.head_qk || problem.Dv > largest.head_v) return "heads larger than 256";
   if (largest.shared_bytes() > device.max_shared_bytes_per_cta) {

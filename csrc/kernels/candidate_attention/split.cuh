@@ -38,13 +38,15 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
   const UserRuns& runs = params.runs;
   const int32_t tile_index = index / Added::kOfTile;
   const QueryTile tile = TileFinder<S::kTileM>(runs).find(tile_index);
+  const int32_t first_row = consumer * kConsumerRows + warp * 16;
+  const bool has_rows = !tile.is_last() && first_row < tile.rows;
   int32_t in_batch[2];
   bool exists[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int32_t row = consumer * kConsumerRows + warp * 16 + lane / 4 + 8 * half;
+    const int32_t row = first_row + lane / 4 + 8 * half;
     in_batch[half] = runs.all_rows();
-    if (!tile.is_last() && row < tile.rows) {
+    if (has_rows && row < tile.rows) {
       in_batch[half] = runs.row_of_batch(tile.first_row + row);
     }
     exists[half] = tile.kv_len > 0;
@@ -68,7 +70,7 @@ __global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
   const float2* lse_from = &kept.lse[consumer][warp * 32 + lane];
   constexpr int kStride = sizeof(Kept) / sizeof(float4), kLseStride = sizeof(Kept) / sizeof(float2);
   hopper::wait_for_previous_kernel();
-  if (tile.is_last()) return;
+  if (!has_rows) return;
 
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {}, total[8] = {};
 #pragma unroll 1
