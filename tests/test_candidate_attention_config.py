@@ -104,19 +104,18 @@ def test_every_problem_has_a_config(
     config = _host.attention_config(
         problem(B, S, U, L, H, *heads, lengths_differ=lengths_differ, ordered=ordered), device
     )
-    assert 1 <= config.parts <= 8
-    assert config.ctas % config.parts == 0 if config.parts > 1 else config.ctas <= device.sm_count
+    assert 1 <= config.parts <= 64
     # Every user with candidates, and the rows without one, may need a tile that isn't full.
     tiles = (B * S // config.kernel.tile_m + max(min(U, B), 1) + 1) * H
-    if config.parts == 1:
+    users = max(min(U, B), 1)
+    even = users * max(ceil_div(ceil_div(B * S, users), config.kernel.tile_m), 1) * H
+    if config.parts == 1 and 2 * even > device.sm_count:
         assert config.ctas == min(tiles, device.sm_count)
-    else:  # a cluster for each tile there is if candidates are spread evenly, all at once
-        users = max(min(U, B), 1)
-        even = users * max(ceil_div(ceil_div(B * S, users), config.kernel.tile_m), 1) * H
+    else:  # a CTA for each part there is if candidates are spread evenly, all at once
         assert config.ctas == min(even, tiles) * config.parts <= device.sm_count
-    # Parts of at least two blocks of keys, and never more than there are SMs to run them.
-    assert config.parts == 1 or config.parts * 2 * config.kernel.tile_n <= L
-    assert config.parts == 1 or config.parts * H <= device.sm_count
+    # No part is without keys for the longest history; there is room for what each tile's keep.
+    assert config.parts == 1 or config.parts <= ceil_div(L, config.kernel.tile_n)
+    assert config.most_tiles == (tiles if config.parts > 1 else 0)
     assert config.rows_together == (math.gcd(S, CONSUMER_ROWS) if ordered else CONSUMER_ROWS)
     # By tickets only where lengths differ, and where they pay for a launch that clears a counter.
     assert not config.tickets or (lengths_differ and config.parts == 1)
@@ -130,14 +129,19 @@ def test_headline_fills_the_gpu_in_whole_tiles() -> None:
     assert _host.attention_config(problem(lengths_differ=True), H200).tickets
 
 
-def test_few_tiles_are_cut_into_parts() -> None:
-    # One candidate row a tile's half: 64 tiles, 128 of 132 SMs.
-    assert _host.attention_config(problem(S=1), H200).parts == 2
-    # One user's 512 rows are 8 tiles; parts of two blocks of 128 keys.
-    assert _host.attention_config(problem(B=512, S=1, U=1, L=2048), H200).parts == 8
-    # A cluster has at most eight CTAs; nor are there clusters for users without candidates.
-    config = _host.attention_config(problem(B=1, S=1, U=10**5, L=10**6), H200)
-    assert (config.parts, config.ctas) == (8, 2 * 8)
+def test_few_tiles_are_cut_into_parts_where_that_pays() -> None:
+    def parts(**sizes: Any) -> tuple[int, int]:
+        config = _host.attention_config(problem(**sizes), H200)
+        return config.parts, config.ctas
+
+    # 64 tiles of eight blocks of keys: not cut, on half of the SMs.
+    assert parts(S=1) == (1, 64)
+    assert parts(S=1, L=4096) == (2, 128)
+    # One user's 512 rows are 8 tiles; parts of two blocks of 128 keys, on half of the SMs.
+    assert parts(B=512, S=1, U=1, L=2048) == (8, 64)
+    assert parts(B=512, S=1, U=1, L=512) == (1, 8)
+    # There are no CTAs for users without candidates.
+    assert parts(B=1, S=1, U=10**5, L=10**6) == (64, 2 * 64)
 
 
 def test_guesses_what_is_read_first_only_where_that_is_likely() -> None:
@@ -299,9 +303,9 @@ class Cta:
 
     def __init__(
         self, tiles: list[tuple[int, int]], q_slots: int, stages: int, consumers: int,
-        tickets: bool, random: Random,
+        tickets: bool, parts: bool, random: Random,
     ) -> None:  # fmt: skip
-        self.tiles, self.tickets, self.random = tiles, tickets, random
+        self.tiles, self.tickets, self.parts, self.random = tiles, tickets, parts, random
         self.consumers = consumers
         self.tile_ring = Ring(2, 3 + consumers)  # an arrival for each of three loaders and these
         self.k, self.v = Ring(stages, consumers), Ring(stages, consumers)
@@ -432,7 +436,7 @@ class Cta:
                 following, next_block = tile, block + 1
                 if finishes:
                     following, next_block = (yield from next_tile()), 0
-                    if following is None or not self.has_rows(following, me):
+                    if following is None or not self.has_rows(following, me) or self.parts:
                         break
                     yield from q.full[at_q.slot].wait(at_q.phase)
                 yield from multiply_scores(following, next_block)
@@ -475,9 +479,9 @@ class Cta:
 
 @pytest.mark.parametrize(("q_slots", "stages"), [(1, 2), (2, 2), (2, 4)])
 @pytest.mark.parametrize("consumers", [2, 3])
-@pytest.mark.parametrize("tickets", [False, True])
+@pytest.mark.parametrize(("tickets", "parts"), [(False, False), (True, False), (False, True)])
 def test_threads_of_a_cta_end_and_read_what_they_mean_to(
-    q_slots: int, stages: int, consumers: int, tickets: bool
+    q_slots: int, stages: int, consumers: int, tickets: bool, parts: bool
 ) -> None:
     for seed in range(100):
         random = Random(seed)
@@ -488,7 +492,7 @@ def test_threads_of_a_cta_end_and_read_what_they_mean_to(
             )
             for _ in range(random.randrange(9))
         ]
-        cta = Cta(tiles, q_slots, stages, consumers, tickets, random)
+        cta = Cta(tiles, q_slots, stages, consumers, tickets, parts, random)
         cta.run()
         assert cta.results == {
             (tile, consumer): 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -230,8 +231,8 @@ def test_few_tiles_and_long_histories() -> None:
 @pytest.mark.parametrize(
     "counts", [[6, 1, 0, 1], [3, 3, 0], [10] + [1] * 9, [0] * 9 + [8], [3, 0, 2, 1]]
 )
-def test_more_tiles_or_fewer_than_clusters(counts: list[int], D: int) -> None:
-    """Of keys cut into parts: clusters are as many as tiles of candidates spread evenly."""
+def test_more_tiles_or_fewer_than_spread_evenly(counts: list[int], D: int) -> None:
+    """Of keys cut into parts: CTAs are as many as parts if candidates are spread evenly."""
     args = problem(counts, 64, 2100, D=D, Dv=D)
     config = ikbo.explain("candidate_attention", *args)["config"]
     assert config["parts"] > 1
@@ -244,6 +245,40 @@ def test_more_tiles_or_fewer_than_clusters(counts: list[int], D: int) -> None:
     padded[5][-1] = -1
     padded[5:8] = [padded[5], None, None]
     check(padded)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("counts", "L", "cut"), [([40], 8000, True), ([64] * 32, 600, False)])
+def test_short_launches_that_read_what_the_one_before_wrote(
+    counts: list[int], L: int, cut: bool
+) -> None:
+    """Their CTAs start before it ends: on one stream, on two, and in a graph."""
+    args = problem(counts, 1, L)
+    assert (ikbo.explain("candidate_attention", *args)["config"]["parts"] > 1) == cut
+
+    def chain(after_each: Callable[[], None] = lambda: None) -> Tensor:
+        q = args[0]
+        for _ in range(6):
+            q, _ = fwd([q * 30, *args[1:]])
+            q, _ = fwd([q, *args[1:]])
+            after_each()
+        return q
+
+    want = chain(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = chain()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    for _ in range(5):
+        replayed.zero_()
+        torch.cuda.synchronize()
+        got = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                got.append(chain())
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, want) for x in (*got, replayed))
 
 
 @pytest.mark.gpu

@@ -103,16 +103,17 @@ struct AttentionProblem {
 };
 
 struct AttentionConfig {
-  static constexpr int kMaxParts = 8;  // CTAs of a cluster
+  static constexpr int kMaxParts = 64;
 
   int kernel;          // index in kAttentionKernels
-  int parts;           // into which each tile's keys are cut, for CTAs of a cluster
+  int parts;           // into which each tile's keys are cut; a second kernel adds them up
   int ctas;            // persistent, at most one an SM
   int rows_together;   // of a consumer's 64 query rows, how many lie side by side for sure
   bool tickets;        // a CTA that is free takes the next tile, of 32 users those of the longest
                        // histories first; else every ctas-th from its own on
   int expected_tiles;  // of a user and head, whose first reads can be guessed; 0: they can't
   int shared_blocks;   // of a tile, where those that don't fill a round are shared out; or 0
+  int most_tiles;      // where keys are cut, tiles that there can be; else 0
 };
 
 // Why no kernel takes the problem, or nullptr. Sizes aren't negative.
@@ -128,9 +129,9 @@ constexpr const char* attention_decline_reason(const AttentionProblem& problem,
   if (problem.S != 0 && problem.B > (kMaxSize - kMostTileM) / problem.S) {
     return "2^31 query rows or more, which TMA coordinates can't hold";
   }
-  // Nor the number of tiles, of all heads and parts, one grid further on.
+  // Nor the number of tiles, of all heads, one grid further on.
   const int64_t tiles = problem.B * problem.S / kLeastTileM + problem.U + 1;
-  if (problem.H > kMaxSize / 2 / tiles / AttentionConfig::kMaxParts) return "2^24 tiles or more";
+  if (problem.H > kMaxSize / 16 / tiles) return "2^27 tiles or more";
   const AttentionKernel& largest = kAttentionKernels[k256];
   if (problem.D > largest.head_qk || problem.Dv > largest.head_v) return "heads larger than 256";
   if (largest.shared_bytes() > device.max_shared_bytes_per_cta) {
@@ -172,25 +173,41 @@ constexpr AttentionKernelIndex attention_kernel_for_heads(const AttentionProblem
   return 6 * rounds(k64Tall) < 5 * rounds(k64) ? k64Tall : k64;
 }
 
+// Into how many parts each tile's keys are cut: by what the parts take, in eighths of a step with a
+// block of keys, which is about a microsecond. Adding them up costs three, and more with more of
+// them. On half of the SMs a kernel leaves the other half to what follows it, which then is there,
+// with its first keys in L2, when this one ends.
+constexpr int attention_parts(int64_t tiles, int64_t blocks, int sm_count) {
+  int best = 1;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int parts = 1; parts <= AttentionConfig::kMaxParts; ++parts) {
+    if (parts > 1 && (parts > blocks || parts * tiles > sm_count)) break;
+    const int64_t takes = 8 * ((blocks + parts - 1) / parts) + (parts > 1 ? 24 + parts : 0) +
+                          (2 * parts * tiles > sm_count ? 16 : 0);
+    if (takes < least) best = parts;
+    least = std::min(least, takes);
+  }
+  return best;
+}
+
 // For a problem without a decline reason.
 constexpr AttentionConfig attention_config(const AttentionProblem& problem,
                                            const DeviceLimits& device) {
-  constexpr int kMinPartTiles = 2;
   constexpr int kMaxSharedBlocks = 1 << 14;  // times two rounds of tiles it stays in int32
   AttentionConfig config{};
   config.kernel = attention_kernel_for_heads(problem, device);
   const AttentionKernel& kernel = kAttentionKernels[config.kernel];
   const AttentionTiles tiles = attention_tiles(problem, kernel.tile_m());
-  // Fewer tiles than half of the SMs: their keys are cut, into parts of at least kMinPartTiles.
-  const int64_t most_parts = problem.L / (kernel.tile_n * kMinPartTiles);
-  config.parts = static_cast<int>(
-      std::clamp<int64_t>(device.sm_count / tiles.even, 1,
-                          std::clamp<int64_t>(most_parts, 1, AttentionConfig::kMaxParts)));
-  // With parts, a cluster for each tile there is if candidates are spread evenly. If there are
-  // more, these come after. More clusters, as many as there could be tiles, would mostly be empty,
-  // wait for SMs, and keep the next kernel from starting.
-  config.ctas = static_cast<int>(config.parts > 1 ? std::min(tiles.even, tiles.most) * config.parts
-                                                  : std::min<int64_t>(tiles.most, device.sm_count));
+  const int64_t blocks = (problem.L + kernel.tile_n - 1) / kernel.tile_n;
+  config.parts = attention_parts(tiles.even, blocks, device.sm_count);
+  if (config.parts > 1) config.most_tiles = static_cast<int>(tiles.most);
+  // With parts or on half of the SMs, a CTA for each there is if candidates are spread evenly. If
+  // there are more, these come after. More CTAs, as many as there could be tiles, would mostly have
+  // nothing to do and keep what follows from starting.
+  const bool few = 2 * tiles.even <= device.sm_count;
+  config.ctas =
+      static_cast<int>(config.parts > 1 || few ? std::min(tiles.even, tiles.most) * config.parts
+                                               : std::min<int64_t>(tiles.most, device.sm_count));
   config.rows_together = AttentionKernel::kConsumerRows;
   if (problem.ordered) {
     config.rows_together =
@@ -204,7 +221,6 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   if (config.kernel != k128) return config;
   if (config.tickets) config.kernel = k128Jagged;
   if (config.parts == 1 && !problem.lengths_differ && config.ctas == device.sm_count) {
-    const int64_t blocks = (problem.L + kernel.tile_n - 1) / kernel.tile_n;
     const int64_t unshared = (tiles.even + config.ctas - 1) / config.ctas * blocks;
     const int64_t shared = (tiles.even * blocks + config.ctas - 1) / config.ctas;
     // What is kept and added up costs about two blocks, and every step is slower.

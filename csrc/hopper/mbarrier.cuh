@@ -18,12 +18,6 @@ __device__ inline void init(Barrier& barrier, uint32_t arrivals) {
   cuda::ptx::mbarrier_init(&barrier, arrivals);
 }
 
-// The other way round: its memory may hold anything, a new barrier for example. By one thread, when
-// nobody uses it any more.
-__device__ inline void invalidate(Barrier& barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
-}
-
 // Makes initialised barriers visible to the copy engine and to the cluster.
 __device__ inline void fence_barrier_init() {
   cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);

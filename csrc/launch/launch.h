@@ -15,7 +15,7 @@ struct LaunchShape {
   // Programmatic dependent launch: the kernel may start once the one ahead of it on the stream says
   // so (allow_next_kernel()), or else once that one has ended. It calls wait_for_previous_kernel()
   // before it touches what that one touches. Of what the kernels before that one touch it may be
-  // sure only where that one waited for them before it said so, as those of this library do.
+  // sure only where that one waited for them before it said so, as most of this library's do.
   bool overlaps_previous = false;
 };
 

@@ -373,6 +373,7 @@ void bind_candidate_attention(py::module_& m) {
       .def_readonly("tickets", &Config::tickets)
       .def_readonly("expected_tiles", &Config::expected_tiles)
       .def_readonly("shared_blocks", &Config::shared_blocks)
+      .def_readonly("most_tiles", &Config::most_tiles)
       .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
   m.def(
       "shared_blocks",

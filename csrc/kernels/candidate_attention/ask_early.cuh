@@ -37,9 +37,18 @@ __device__ void ask_early(const Params& params, int warp) {
   }
   const int32_t kv_head = params.heads_per_kv.divide(head);
   const int32_t blocks = (runs.L - 1) / S::kTileN + 1, part = params.parts.remainder(index, tile);
-  const int32_t first = params.parts.divide(part * blocks) * S::kTileN;
+  const int32_t first = params.parts.divide(part * blocks);
+  const int32_t end = min(params.parts.divide((part + 1) * blocks), first + S::kStages);
   const int head_size = warp == 2 ? S::kHeadQk : S::kHeadV;
-  for (int d = 0; d < head_size; d += kBlock) hopper::prefetch_box(map, d, kv_head, first, user);
+  // Until they are read they stay, whatever comes after.
+  const hopper::L2Hint hint = params.keys_hint == hopper::L2Hint::kEvictFirst
+                                  ? hopper::L2Hint::kNormal
+                                  : hopper::L2Hint::kEvictLast;
+  for (int32_t block = first; block < end; ++block) {
+    for (int d = 0; d < head_size; d += kBlock) {
+      hopper::prefetch_box(map, hint, d, kv_head, block * S::kTileN, user);
+    }
+  }
 }
 
 }  // namespace ikbo::attention

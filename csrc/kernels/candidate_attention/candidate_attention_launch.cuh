@@ -10,6 +10,10 @@
 
 namespace ikbo::attention {
 
+// Neither of the kernels for more tiles than one round takes.
+template <class S>
+inline constexpr bool kCutsKeys = S::kIndex != k128Jagged && S::kIndex != k128SharesKeys;
+
 template <class S>
 void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cudaStream_t stream) {
   constexpr int64_t kBytes = sizeof(typename S::T);
@@ -42,25 +46,36 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.lse = o.lse;
   params.Dv = static_cast<int32_t>(o.Dv);
   params.heads_per_kv = FastDivisor(static_cast<int32_t>(o.H / o.Hk));
+  // Keys that one tile reads shouldn't push out what later ones have asked for.
+  const bool read_once = config.expected_tiles == 1 && o.H == o.Hk;
+  params.keys_hint = read_once ? hopper::L2Hint::kEvictFirst : hopper::L2Hint::kEvictLast;
   params.scale = o.scale;
   params.rows_together = config.rows_together;
   params.parts = FastDivisor(config.parts);
-  if (config.tickets) params.ticket = o.zeros;
+  params.most_parts = config.most_tiles * config.parts;
+  if (config.tickets) params.ticket = o.words;
   if (config.expected_tiles > 0) {
     params.guess = {true, FastDivisor(config.expected_tiles),
                     FastDivisor(static_cast<int32_t>(o.H)), static_cast<int32_t>(o.B * o.S / o.U)};
   }
   if (config.shared_blocks > 0) {
     params.shared_blocks = {FastDivisor(config.ctas), FastDivisor(config.shared_blocks)};
-    params.kept = o.kept;
-    params.kept_flags = o.zeros;
+    params.kept_flags = o.words;
   }
+  params.kept = o.kept;
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
   LaunchShape shape{static_cast<unsigned>(config.ctas), S::kConfig.threads()};
   shape.shared_bytes = S::kConfig.shared_bytes();
-  shape.cluster = config.parts;
   shape.overlaps_previous = true;
   launch(candidate_attention_sm90<S>, shape, stream, params);
+  if constexpr (kCutsKeys<S>) {
+    if (config.parts == 1) return;
+    using Added = AddedParts<S>;
+    const int ctas = (config.most_tiles * Added::kOfTile + Added::kWarps - 1) / Added::kWarps;
+    LaunchShape adds{static_cast<unsigned>(ctas), Added::kWarps * 32};
+    adds.overlaps_previous = true;
+    launch(add_attention_parts<S>, adds, stream, params);
+  }
 }
 
 // Calls body(Shape<T, kKernel>) for each kernel of the table.

@@ -11,12 +11,11 @@
 //   one runs under the products of the other.
 // - The last group, one warp each (loads.cuh): find tiles, load q, load k, load v.
 // Where a consumer has no rows in a tile it lets the blocks go by. Where there are too few tiles
-// for the GPU each is cut into parts of its keys, for a cluster of CTAs that add up their results
-// in the end (split.cuh). Where tiles don't fill the last round, a kernel that shares keys deals
-// out their blocks (shared_keys.cuh).
+// for the GPU each is cut into parts of its keys, which take the places of tiles; a second kernel
+// adds up their results (split.cuh). Where tiles don't fill the last round, a kernel that shares
+// keys deals out their blocks (shared_keys.cuh).
 #pragma once
 
-#include "hopper/cluster.cuh"
 #include "hopper/dependent_launch.cuh"
 #include "hopper/wgmma.cuh"
 #include "kernels/candidate_attention/ask_early.cuh"
@@ -102,9 +101,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       const typename S::Tile tile = shared.tiles.read(at);
       at.advance();
       if (tile.is_last() || tile.kv_len > 0) return tile;
-      if (params.is_split()) {
-        keep_no_partial(shared, tile.kv_len == 0 ? -INFINITY : NAN, consumer);
-      } else {
+      if (!params.is_split()) {
         store_without_keys<S>(params, tile.kv_len == 0, ConsumerRows(tile, consumer));
       }
       __syncwarp();
@@ -140,7 +137,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   typename S::Tile tile = next_tile();
   const auto leave = [&](Outputs<S>& outputs, float (&lse)[2]) {
     if constexpr (S::kSharesKeys) {
-      if (tile.keeps) return keep_results<S>(params, outputs, lse, consumer);
+      if (tile.keeps) return hand_over_results<S>(params, outputs, lse, consumer);
     }
     store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
   };
@@ -156,7 +153,6 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         shared.ring_v.release(at_v.slot, thread);
         at_v.advance();
       }
-      if (params.is_split()) keep_no_partial(shared, -INFINITY, consumer);
       __syncwarp();
       tile = next_tile();
       continue;
@@ -180,12 +176,15 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     bool adds = false;      // to outputs of blocks before
     bool is_there = false;  // the next block of keys
     typename S::Tile next = tile;
+    int32_t tiles = 0;  // read, this one the last
     float lse[2];
     for (;;) {
       const bool finishes = keys_left <= 0;
       if (finishes) {
+        tiles = at.count();
         next = next_tile();
-        if (next.is_last() || !has_rows(next)) break;
+        // Parts don't go on across tiles either: their results leave below.
+        if (next.is_last() || !has_rows(next) || params.is_split()) break;
         keys_left = next.kv_len;
         ring_q.wait_full(at_q);
       }
@@ -230,14 +229,17 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     hopper::fence_registers(outputs);
     shared.ring_v.release(at_v.slot_before(1), thread);
     scale_rows<S>(outputs, factor.x, factor.y);
-    if (params.is_split()) {
-      keep_partial<S>(shared, outputs, lse, consumer);
-      break;  // the CTA's only tile
-    }
     if constexpr (S::kSharesKeys) {
       if (tile.adds > 0) add_kept_results<S>(params, outputs, lse, consumer, tile.adds);
     }
-    leave(outputs, lse);
+    if (params.is_split()) {
+      const int32_t part = blockIdx.x + (tiles - 1) * gridDim.x;
+      if (part < params.most_parts) {  // always, of offsets that belong to the candidates
+        keep_results<S>(kept_results<S>(params, part), outputs, lse, consumer);
+      }
+    } else {
+      leave(outputs, lse);
+    }
     __syncwarp();
     tile = next;
   }
@@ -261,26 +263,6 @@ __device__ void init_barriers(Shared<S>& shared, int warp) {
 }
 
 template <class S>
-__device__ void invalidate_barriers(Shared<S>& shared, int warp) {
-  const auto invalidate = [](auto& ring) {
-    constexpr int kSlots = sizeof(ring.full) / sizeof(hopper::Barrier);
-    const int lane = threadIdx.x % 32;
-    if (lane < kSlots) hopper::invalidate(ring.full[lane]);
-    if (lane < kSlots) hopper::invalidate(ring.empty[lane]);
-    __syncwarp();
-  };
-  if (warp == 0) {
-    invalidate(shared.tiles);
-  } else if (warp == 1) {
-    for (auto& ring : shared.ring_q) invalidate(ring);
-  } else if (warp == 2) {
-    invalidate(shared.ring_k);
-  } else {
-    invalidate(shared.ring_v);
-  }
-}
-
-template <class S>
 __global__ void __launch_bounds__(S::kConfig.threads(), 1)
     candidate_attention_sm90(const __grid_constant__ Params params) {
   extern __shared__ char unaligned[];
@@ -289,8 +271,8 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
   if (group == S::kConsumers) {
-    if (hopper::elect_one()) ask_early<S>(params, warp);
     init_barriers(shared, warp);
+    if (hopper::elect_one()) ask_early<S>(params, warp);
   }
   // Everything after may read or write what kernels before this one use. The next may start where
   // SMs are free.
@@ -299,38 +281,20 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   __syncthreads();
   if (group < S::kConsumers) {
     hopper::take_registers<S::kConfig.consumer_registers()>();
-    for (;;) {
-      consume<S>(shared, params, group);
-      if (!meets(shared, params)) return;
-      meet_with_parts();
-      finish_split<S>(shared, params, hopper::cluster_cta_rank());
-      meet_after_reading();
-      if (!shared.has_more) return;
-      __syncthreads();
-    }
+    return consume<S>(shared, params, group);
   }
   hopper::give_registers<S::kConfig.other_registers()>();
-  for (int32_t round = 0;; ++round) {
-    if (warp == 0) {
-      if constexpr (S::kSharesKeys) {
-        if (params.kept != nullptr) return find_shared_tiles(shared, params);
-      }
-      find_tiles(shared, params, round);
-    } else if (warp == 1) {
-      load_q(shared, params);
-    } else if (warp == 2) {
-      if (hopper::elect_one()) load_k(shared, params);
-    } else {
-      if (hopper::elect_one()) load_v(shared, params);
+  if (warp == 0) {
+    if constexpr (S::kSharesKeys) {
+      if (params.kept != nullptr) return find_shared_tiles(shared, params);
     }
-    __syncwarp();
-    if (!meets(shared, params)) return;
-    meet_with_parts();
-    meet_after_reading();
-    if (!shared.has_more) return;
-    invalidate_barriers(shared, warp);
-    init_barriers(shared, warp);
-    __syncthreads();
+    find_tiles(shared, params);
+  } else if (warp == 1) {
+    load_q(shared, params);
+  } else if (warp == 2) {
+    if (hopper::elect_one()) load_k(shared, params);
+  } else {
+    if (hopper::elect_one()) load_v(shared, params);
   }
 }
 

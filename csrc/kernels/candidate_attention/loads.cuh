@@ -6,16 +6,14 @@
 
 namespace ikbo::attention {
 
-// A whole warp. A CTA of a cluster, whose parts are those of a tile, has one tile at a time
-// (finish_split() reads where its operands were), the `round`th. By tickets, a
-// tile is taken when all have begun the one before: taken earlier it would wait here while other
-// CTAs have nothing to do.
+// A whole warp. By tickets, a tile is taken when all have begun the one before: taken earlier it
+// would wait here while other CTAs have nothing to do.
 template <class S>
-__device__ void find_tiles(Shared<S>& shared, const Params& params, int32_t round) {
+__device__ void find_tiles(Shared<S>& shared, const Params& params) {
   TileFinder<S::kTileM> finder(params.runs, params.ticket != nullptr);
   typename S::Tiles::Position position;
   const bool writes = threadIdx.x % 32 == 0;
-  int32_t index = blockIdx.x + round * gridDim.x;  // of parts of tiles
+  int32_t index = blockIdx.x;  // of tiles or their parts
   for (;; position.advance()) {
     const int32_t of_tiles = params.parts.divide(index);
     QueryTile tile = finder.find(of_tiles);
@@ -24,13 +22,6 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params, int32_t roun
     }
     if (writes) shared.tiles.write(position, typename S::Tile{tile});
     if (tile.is_last()) return;
-    if (params.is_split()) {
-      position.advance();
-      if (writes) shared.tiles.write(position, typename S::Tile{QueryTile{.head = -1}});
-      const bool has_more = !finder.find(params.parts.divide(index + gridDim.x)).is_last();
-      if (writes) shared.has_more = has_more;
-      return;
-    }
     if (params.ticket == nullptr) {
       index += gridDim.x;
       continue;
@@ -92,8 +83,8 @@ __device__ void load_k(Shared<S>& shared, const Params& params) {
       hopper::Barrier& full = shared.ring_k.produce(position, S::kConfig.k_bytes());
 #pragma unroll
       for (int d = 0; d < S::kHeadQk / kBlock; ++d) {
-        hopper::tma_load(shared.k[position.slot][d], params.k, full, hopper::L2Hint::kEvictLast,
-                         d * kBlock, kv_head, tile.kv_row + key, tile.kv_batch);
+        hopper::tma_load(shared.k[position.slot][d], params.k, full, params.keys_hint, d * kBlock,
+                         kv_head, tile.kv_row + key, tile.kv_batch);
       }
     }
   }
@@ -116,7 +107,7 @@ __device__ void load_v(Shared<S>& shared, const Params& params) {
 #pragma unroll
         for (int d = 0; d < S::kHeadV / kBlock; ++d) {
           hopper::tma_load(shared.v[position.slot][d] + row_in_block * kBlock, map, full,
-                           hopper::L2Hint::kEvictLast, d * kBlock, kv_head, row, tile.kv_batch);
+                           params.keys_hint, d * kBlock, kv_head, row, tile.kv_batch);
         }
       };
       // Zeros follow the last row of the tensor by themselves.

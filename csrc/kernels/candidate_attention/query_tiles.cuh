@@ -7,7 +7,6 @@
 
 #include "config/fast_divisor.h"
 #include "hopper/mbarrier.cuh"
-#include "hopper/ring_position.cuh"
 
 namespace ikbo::attention {
 
@@ -22,12 +21,19 @@ struct QueryTile {
   __device__ int32_t key_tiles(int32_t tile_n) const {
     return kv_len <= 0 ? 0 : (kv_len + tile_n - 1) / tile_n;
   }
+  // The first of `blocks` that is in a part; times kMaxParts they stay in 32 bits.
+  __device__ static int32_t first_of_part(uint32_t index, uint32_t parts, uint32_t blocks) {
+    return static_cast<int32_t>(index * blocks / parts);
+  }
+  __device__ static bool part_has_blocks(uint32_t index, uint32_t parts, uint32_t blocks) {
+    return first_of_part(index, parts, blocks) < first_of_part(index + 1, parts, blocks);
+  }
   // Cuts the keys down to one part of them, whole key tiles.
   __device__ void take_part(uint32_t index, uint32_t parts, int32_t tile_n) {
     if (kv_len <= 0) return;
-    const uint32_t all = key_tiles(tile_n);  // times kMaxParts they stay in 32 bits
-    const int32_t first = static_cast<int32_t>(index * all / parts) * tile_n;
-    const int32_t end = static_cast<int32_t>((index + 1) * all / parts) * tile_n;
+    const int32_t blocks = key_tiles(tile_n);
+    const int32_t first = first_of_part(index, parts, blocks) * tile_n;
+    const int32_t end = first_of_part(index + 1, parts, blocks) * tile_n;
     kv_row += first;
     kv_len = min(kv_len, end) - first;
   }
@@ -172,7 +178,18 @@ class TileFinder {
 // Hands tiles from the warp that finds them to those that work on them.
 template <int kSlots, int kReaders, class Tile>
 struct TileRing {
-  using Position = hopper::RingPosition<kSlots>;
+  // Also counts: a CTA whose tiles are parts needs to know which one it has.
+  class Position {
+   public:
+    __device__ void advance() { ++count_; }
+    __device__ int32_t count() const { return count_; }
+    __device__ int slot() const { return count_ % kSlots; }
+    __device__ uint32_t phase() const { return static_cast<uint32_t>(count_) / kSlots % 2; }
+
+   private:
+    int32_t count_ = 0;
+  };
+  static_assert((kSlots & (kSlots - 1)) == 0);
   hopper::Barrier full[kSlots];
   hopper::Barrier empty[kSlots];
   Tile tiles[kSlots];
@@ -188,27 +205,27 @@ struct TileRing {
   }
   // By one thread.
   __device__ void write(const Position& position, const Tile& tile) {
-    hopper::wait(empty[position.slot], position.phase ^ 1);
-    tiles[position.slot] = tile;
-    hopper::arrive(full[position.slot]);
+    hopper::wait(empty[position.slot()], position.phase() ^ 1);
+    tiles[position.slot()] = tile;
+    hopper::arrive(full[position.slot()]);
   }
   // By the thread that wrote it: until all have read it.
   __device__ void wait_read(const Position& position) {
-    hopper::wait(empty[position.slot], position.phase);
+    hopper::wait(empty[position.slot()], position.phase());
   }
   // By each reader, which is a thread.
   __device__ Tile read_alone(const Position& position) {
-    hopper::wait(full[position.slot], position.phase);
-    const Tile tile = tiles[position.slot];
-    hopper::arrive(empty[position.slot]);
+    hopper::wait(full[position.slot()], position.phase());
+    const Tile tile = tiles[position.slot()];
+    hopper::arrive(empty[position.slot()]);
     return tile;
   }
   // By each reader, which is a warp.
   __device__ Tile read(const Position& position) {
-    hopper::wait(full[position.slot], position.phase);
-    const Tile tile = tiles[position.slot];
+    hopper::wait(full[position.slot()], position.phase());
+    const Tile tile = tiles[position.slot()];
     __syncwarp();
-    if (threadIdx.x % 32 == 0) hopper::arrive(empty[position.slot]);
+    if (threadIdx.x % 32 == 0) hopper::arrive(empty[position.slot()]);
     return tile;
   }
 };

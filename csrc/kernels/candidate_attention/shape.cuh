@@ -12,6 +12,7 @@
 #include "hopper/mbarrier.cuh"
 #include "hopper/pipeline.cuh"
 #include "hopper/swizzle.cuh"
+#include "hopper/tma.cuh"
 #include "hopper/warp_group.cuh"
 #include "kernels/candidate_attention/query_tiles.cuh"
 
@@ -25,7 +26,6 @@ inline constexpr int kBlock = 64;  // elements of a head that stand side by side
 // Named barriers (0 is __syncthreads).
 enum class NamedBarrier {
   kTurn = 1,  // one a consumer: its turn at the tensor cores
-  kEnd = 4,   // one a consumer: of a tile cut into parts, no consumer reads operands any more
 };
 
 struct SharedTile;
@@ -39,6 +39,7 @@ using TilesOf = TileRing<2, 1 + 2 + kConsumers * 4, Tile>;
 template <class T_, int kKernel>
 struct Shape {
   using T = T_;
+  static constexpr int kIndex = kKernel;
   static constexpr AttentionKernel kConfig = kAttentionKernels[kKernel];
   static constexpr int kHeadQk = kConfig.head_qk, kHeadV = kConfig.head_v;
   static constexpr int kTileM = kConfig.tile_m();
@@ -62,7 +63,6 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
   typename S::Ring ring_k;
   typename S::Ring ring_v;
   typename S::Tiles tiles;
-  bool has_more;  // where tiles are cut into parts: the CTA gets another one
 };
 
 // Candidates spread evenly over users, for what is asked for early (ask_early.cuh).
@@ -85,13 +85,15 @@ struct Params {
   float* lse;                   // [B, H, S] or null
   int32_t Dv;
   FastDivisor heads_per_kv;  // H / Hk
-  int32_t rows_together;     // of a consumer's 64, how many lie side by side in the batch
-  FastDivisor parts;         // of the keys of each tile: CTAs of a cluster
-  uint32_t* ticket;          // the next one, or null
+  hopper::L2Hint keys_hint;
+  int32_t rows_together;  // of a consumer's 64, how many lie side by side in the batch
+  FastDivisor parts;      // of the keys of each tile
+  int32_t most_parts;     // of all tiles, where they are cut
+  uint32_t* ticket;       // the next one, or null
   Guess guess;
   float scale;
   SharedBlocks shared_blocks;  // where keys are shared
-  void* kept;                  // KeptResults, one a CTA; null: none are shared
+  void* kept;                  // KeptResults, one a CTA or, of tiles cut into parts, one a part
   uint32_t* kept_flags;        // one for each warp of each CTA's consumers, 0 at first
 
   __device__ bool is_split() const { return parts.divisor() > 1; }

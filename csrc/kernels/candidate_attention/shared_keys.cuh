@@ -10,21 +10,13 @@
 #pragma once
 
 #include "hopper/memory_order.cuh"
-#include "kernels/candidate_attention/results.cuh"
+#include "kernels/candidate_attention/kept_results.cuh"
 
 namespace ikbo::attention {
 
 struct SharedTile : QueryTile {
   int32_t keeps;  // it isn't the tile's beginning
   int32_t adds;   // so many of the runs after this one have kept their parts of the tile
-};
-
-// The results of the one tile that a CTA keeps. A thread's own are read by the same thread of
-// another CTA.
-template <class S>
-struct KeptResults {
-  float4 outputs[S::kConsumers][S::kHeadV / 8][kGroupThreads];
-  float2 lse[S::kConsumers][kGroupThreads];
 };
 
 // A warp's flag is 1 once its results are there.
@@ -98,25 +90,15 @@ __device__ void find_shared_tiles(Shared<S>& shared, const Params& params) {
   write(last);
 }
 
-template <class S>
-__device__ inline KeptResults<S>& kept_results(const Params& params, int cta) {
-  return static_cast<KeptResults<S>*>(params.kept)[cta];
-}
-
 // Each warp of a consumer, its rows; outputs are divided by the sum of exponentials.
 template <class S>
-__device__ inline void keep_results(const Params& params, const Outputs<S>& outputs,
-                                    const float (&lse)[2], int consumer) {
-  KeptResults<S>& kept = kept_results<S>(params, blockIdx.x);
-  const int thread = threadIdx.x % kGroupThreads;
-#pragma unroll
-  for (int i = 0; i < S::kHeadV / 8; ++i) {
-    __stcg(&kept.outputs[consumer][i][thread],
-           {outputs[4 * i], outputs[4 * i + 1], outputs[4 * i + 2], outputs[4 * i + 3]});
-  }
-  __stcg(&kept.lse[consumer][thread], {lse[0], lse[1]});
+__device__ inline void hand_over_results(const Params& params, const Outputs<S>& outputs,
+                                         const float (&lse)[2], int consumer) {
+  keep_results<S>(kept_results<S>(params, blockIdx.x), outputs, lse, consumer);
   __syncwarp();
-  if (thread % 32 == 0) hopper::add_release_gpu(KeptFlags<S>::of(params, blockIdx.x, consumer), 1);
+  if (threadIdx.x % 32 == 0) {
+    hopper::add_release_gpu(KeptFlags<S>::of(params, blockIdx.x, consumer), 1);
+  }
 }
 
 // Likewise: adds the parts that `adds` other CTAs have kept, in the order of keys. A part weighs

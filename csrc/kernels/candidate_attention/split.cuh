@@ -1,159 +1,151 @@
-// A tile whose keys are cut into parts, one for each CTA of a cluster: every CTA keeps its results
-// in its shared memory, and each finishes some of the tile's rows from those of all.
+// A tile whose keys are cut into parts, each for a CTA of its own, which keeps its results in
+// global memory. A kernel that follows adds them up: by then they are all there, so that no CTA
+// waits for another.
 #pragma once
 
 #include <cmath>
 
-#include "hopper/cluster.cuh"
-#include "kernels/candidate_attention/results.cuh"
+#include "hopper/dependent_launch.cuh"
+#include "kernels/activation.cuh"
+#include "kernels/candidate_attention/kept_results.cuh"
 
 namespace ikbo::attention {
 
-// Where q, keys and values were.
+// What a warp adds up: 16 rows by 16 columns of a tile, which leaves room in registers for eight
+// parts' at once.
 template <class S>
-struct Partial {
-  static constexpr int kStride = S::kHeadV + 8;  // so that a warp's rows are in different banks
-  // Divided by the part's sum of exponentials.
-  float outputs[S::kConsumers][kConsumerRows][kStride];
-  float lse[S::kConsumers][kConsumerRows];
+struct AddedParts {
+  static constexpr int kSlices = S::kHeadV / 16;
+  static constexpr int kOfTile = S::kConsumers * 4 * kSlices;
+  static constexpr int kWarps = 4;  // of a CTA
 };
-template <class S>
-__device__ inline Partial<S>& partial(Shared<S>& shared) {
-  static_assert(sizeof(Partial<S>) <= sizeof(shared.q) + sizeof(shared.k) + sizeof(shared.v));
-  return reinterpret_cast<Partial<S>&>(shared);
-}
 
-// Whether a CTA's results are parts of a tile. Where there are fewer tiles than clusters, some
-// clusters have none.
+// A part weighs exp(lse of the part - lse), lse = log(sum of exp(lse of a part)). In the order of
+// the parts.
 template <class S>
-__device__ inline bool meets(const Shared<S>& shared, const Params& params) {
-  return params.is_split() && !shared.tiles.tiles[0].is_last();  // all of a cluster alike
-}
-
-// All threads of a cluster: once its parts are kept, and once they have been read. The second time
-// nothing is handed over, so that it needs no release, which is a fence of global memory as well:
-// about a thousand clocks. What was read has arrived by then: it was stored.
-__device__ inline void meet_with_parts() { hopper::cluster_sync(); }
-__device__ inline void meet_after_reading() { hopper::cluster_sync_relaxed(); }
-
-// Each consumer waits at a barrier of its own that the others only arrive at: they come from
-// different places in the code, which a barrier that all wait at must not be (synccheck).
-template <class S>
-__device__ inline void wait_for_consumers(int consumer) {
-  constexpr int kAll = S::kConsumers * kGroupThreads;
-#pragma unroll
-  for (int i = 1; i < S::kConsumers; ++i) {
-    const int other = consumer + i < S::kConsumers ? consumer + i : consumer + i - S::kConsumers;
-    hopper::barrier_arrive(hopper::numbered(NamedBarrier::kEnd, other), kAll);
-  }
-  hopper::barrier_wait(hopper::numbered(NamedBarrier::kEnd, consumer), kAll);
-}
-
-// All consumers, each once. Waits until neither reads q, keys or values any more.
-template <class S>
-__device__ inline void keep_partial(Shared<S>& shared, const Outputs<S>& outputs,
-                                    const float (&lse)[2], int consumer) {
-  wait_for_consumers<S>(consumer);
-  Partial<S>& mine = partial(shared);
+__global__ void __launch_bounds__(AddedParts<S>::kWarps * 32)
+    add_attention_parts(const __grid_constant__ Params params) {
+  using T = typename S::T;
+  using Added = AddedParts<S>;
+  constexpr int kAtOnce = 8;  // parts whose loads are on their way together
+  const int32_t index = blockIdx.x * Added::kWarps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, of_tile = index % Added::kOfTile;
+  const int slice = of_tile % Added::kSlices, warp = of_tile / Added::kSlices % 4;
+  const int consumer = of_tile / Added::kSlices / 4;
+  // The next kernel waits for this one, which waits for the one ahead: nothing overtakes.
+  hopper::allow_next_kernel();
+  // The kernel ahead waited for what comes before it, so that maps can be read at once.
+  const UserRuns& runs = params.runs;
+  const int32_t tile_index = index / Added::kOfTile;
+  const QueryTile tile = TileFinder<S::kTileM>(runs).find(tile_index);
+  const int32_t first_row = consumer * kConsumerRows + warp * 16;
+  const bool has_rows = !tile.is_last() && first_row < tile.rows;
+  int32_t in_batch[2];
+  bool exists[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = row_of_thread(half);
-    float* const to = mine.outputs[consumer][row];
-#pragma unroll
-    for (int i = 0; i < S::kHeadV / 8; ++i) {
-      *reinterpret_cast<float2*>(to + 8 * i + threadIdx.x % 4 * 2) = {
-          outputs[4 * i + 2 * half], outputs[4 * i + 2 * half + 1]};
+    const int32_t row = first_row + lane / 4 + 8 * half;
+    in_batch[half] = runs.all_rows();
+    if (has_rows && row < tile.rows) {
+      in_batch[half] = runs.row_of_batch(tile.first_row + row);
     }
-    if (threadIdx.x % 4 == 0) mine.lse[consumer][row] = lse[half];
+    exists[half] = tile.kv_len > 0;
+    if (tile.kv_len == 0 && in_batch[half] < runs.all_rows()) {
+      const int32_t user = params.cand_to_user[runs.S.divide(in_batch[half])];
+      exists[half] = user >= -1 && user < runs.U;
+    }
   }
-  __syncwarp();  // see store_results
-}
+  // What can be known before the results are there is: a bit for each part that has keys, and where
+  // its results will be.
+  const int32_t parts = params.parts.divisor(), blocks = tile.key_tiles(S::kTileN);
+  static_assert(AttentionConfig::kMaxParts <= 64);
+  const auto parts_with_keys = [&](int32_t part) {
+    return __ballot_sync(0xffffffffu,
+                         part < parts && QueryTile::part_has_blocks(part, parts, blocks));
+  };
+  uint64_t there = parts_with_keys(lane) | uint64_t{parts_with_keys(32 + lane)} << 32;
+  using Kept = KeptResults<S>;
+  const Kept& kept = kept_results<S>(params, tile_index * parts);
+  const float4* from = &kept.outputs[consumer][2 * slice][warp * 32 + lane];
+  const float2* lse_from = &kept.lse[consumer][warp * 32 + lane];
+  constexpr int kStride = sizeof(Kept) / sizeof(float4), kLseStride = sizeof(Kept) / sizeof(float2);
+  hopper::wait_for_previous_kernel();
+  if (!has_rows) return;
 
-// The same where there is nothing to attend to (-inf) or the keys don't exist (NaN): such outputs
-// aren't read, or don't matter.
-template <class S>
-__device__ inline void keep_no_partial(Shared<S>& shared, float lse, int consumer) {
-  wait_for_consumers<S>(consumer);
-  const int row = threadIdx.x % kGroupThreads;
-  if (row < kConsumerRows) partial(shared).lse[consumer][row] = lse;
-  __syncwarp();  // see store_results
-}
-
-// All threads of the consumers, while the cluster's shared memory stays as it is. Adds up the
-// parts of this CTA's share of the tile's rows, 8 elements a thread at a time: a part weighs
-// exp(lse of the part - lse), lse = log(sum of exp(lse of a part)). In the order of the parts.
-template <class S, int kMaxParts>
-__device__ inline void finish_rows(Shared<S>& shared, const Params& params, int rank) {
-  using T = typename S::T;
-  const UserRuns& runs = params.runs;
-  const QueryTile tile = shared.tiles.tiles[0];  // a CTA has one at a time; the other slot says so
-  const int first = params.parts.divide(rank * tile.rows);
-  const int end = params.parts.divide((rank + 1) * tile.rows);
-  constexpr int kChunks = S::kHeadV / 8;
-  for (int i = threadIdx.x; i < (end - first) * kChunks; i += S::kConsumers * kGroupThreads) {
-    const int row = first + i / kChunks, d = i % kChunks * 8;
-    const int32_t in_batch = runs.row_of_batch(tile.first_row + row);
-    if (d >= params.Dv || in_batch >= runs.all_rows()) continue;
-    const int consumer = row / kConsumerRows, of_consumer = row % kConsumerRows;
-    const float* const lse = &partial(shared).lse[consumer][of_consumer];
-    const auto* const from =
-        reinterpret_cast<const float4*>(&partial(shared).outputs[consumer][of_consumer][d]);
-    // All loads are on their way before the first is needed: one takes 200 clocks and more.
-    // Parts that there aren't have a value too, or registers would be kept for it across rounds.
-    float weights[kMaxParts] = {};
-    float4 low[kMaxParts] = {}, high[kMaxParts] = {};
+  float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {}, total[8] = {};
+#pragma unroll 1
+  for (; there != 0; there >>= kAtOnce) {
+    const uint32_t mask = there;
+    float4 outputs[kAtOnce][2];
+    float2 lse[kAtOnce];
 #pragma unroll
-    for (int part = 0; part < kMaxParts; ++part) {
-      if (part >= params.parts.divisor()) continue;
-      weights[part] = hopper::load_in_cluster(lse, part);
-      low[part] = hopper::load_in_cluster(from, part);
-      high[part] = hopper::load_in_cluster(from + 1, part);
-    }
-    float maximum = -INFINITY;
+    for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
-    for (int part = 0; part < kMaxParts; ++part) {
-      if (part >= params.parts.divisor()) continue;
-      maximum = weights[part] > maximum || isnan(weights[part]) ? weights[part] : maximum;
-    }
-    float sum = 0, total[8] = {};
-#pragma unroll
-    for (int part = 0; part < kMaxParts; ++part) {
-      if (part >= params.parts.divisor()) continue;
-      const float weight = expf(weights[part] - maximum);
-      // Also where all have -inf, which makes it NaN; unless NaN is what they have.
-      if (maximum == -INFINITY || weight == 0) continue;
-      sum += weight;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        total[k] += weight * (&low[part].x)[k];
-        total[4 + k] += weight * (&high[part].x)[k];
+      for (int j = 0; j < 2; ++j) {
+        outputs[i][j] = {};
+        if (mask >> i & 1) outputs[i][j] = __ldcg(from + i * kStride + j * kGroupThreads);
       }
     }
-    bool exists = true;
-    if (maximum == -INFINITY) {  // only rows without keys may be without a user
-      const int32_t user = params.cand_to_user[runs.S.divide(in_batch)];
-      exists = user >= -1 && user < runs.U;
+    // Or ptxas asks for these first, and for half of the others only after it has waited for them.
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      lse[i] = {-INFINITY, -INFINITY};
+      if (mask >> i & 1) lse[i] = __ldcg(lse_from + i * kLseStride);
     }
-    const float scale = !exists ? NAN : maximum == -INFINITY ? 0 : 1 / sum;
-    for (float& value : total) value *= scale;
-    *reinterpret_cast<uint4*>(result_of<T>(params, in_batch, tile.head) + d) = {
-        pack<T>(total[0], total[1]), pack<T>(total[2], total[3]), pack<T>(total[4], total[5]),
-        pack<T>(total[6], total[7])};
-    if (d == 0 && params.lse != nullptr) {
-      const float value = maximum == -INFINITY ? maximum : maximum + logf(sum);
-      write_lse(params, in_batch, tile.head, exists ? value : NAN);
+    from += kAtOnce * kStride;
+    lse_from += kAtOnce * kLseStride;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto of_part = [&](int i) { return half == 0 ? lse[i].x : lse[i].y; };
+      float largest = maximum[half];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) largest = fmaxf(largest, of_part(i));
+      // All -inf so far: no weight, rather than exp(-inf - -inf).
+      const float offset = largest == -INFINITY ? 0 : largest * activation::kLog2e;
+      const auto weight_of = [&](float lse) {
+        return activation::exp2(fmaf(lse, activation::kLog2e, -offset));
+      };
+      const float before = weight_of(maximum[half]);
+      maximum[half] = largest;
+      sum[half] *= before;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) total[j / 2 * 4 + 2 * half + j % 2] *= before;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = weight_of(of_part(i));
+        sum[half] += weight;
+        if (weight == 0) continue;  // outputs of a part whose scores are all -inf are NaN
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float& of_column = total[j / 2 * 4 + 2 * half + j % 2];
+          of_column = fmaf(weight, (&outputs[i][j / 2].x)[2 * half + j % 2], of_column);
+        }
+      }
     }
   }
-}
-
-// Two parts are what histories of a thousand keys or so get; what the code for more steps over
-// there costs as much as what it does.
-template <class S>
-__device__ inline void finish_split(Shared<S>& shared, const Params& params, int rank) {
-  if (params.parts.divisor() == 2) {
-    finish_rows<S, 2>(shared, params, rank);
-  } else {
-    finish_rows<S, AttentionConfig::kMaxParts>(shared, params, rank);
+  // Four neighbouring lanes hold two columns each of two times eight of two rows: they exchange
+  // them, so that each stores eight columns of one row.
+  uint32_t words[4];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float scale = !exists[half] ? NAN : sum[half] == 0 ? 0 : __fdividef(1, sum[half]);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float* const pair = &total[4 * j + 2 * half];
+      words[2 * half + j] = pack<T>(pair[0] * scale, pair[1] * scale);
+    }
+    const bool writes_lse = params.lse != nullptr && slice == 0 && lane % 4 == 0;
+    if (writes_lse && in_batch[half] < runs.all_rows()) {
+      const float lse = sum[half] == 0 ? -INFINITY : maximum[half] + logf(sum[half]);
+      write_lse(params, in_batch[half], tile.head, exists[half] ? lse : NAN);
+    }
+  }
+  transpose_of_four(words);
+  const int32_t row = lane & 2 ? in_batch[1] : in_batch[0], d = slice * 16 + lane % 2 * 8;
+  if (row < runs.all_rows() && d < params.Dv) {
+    *reinterpret_cast<uint4*>(result_of<T>(params, row, tile.head) + d) = {words[0], words[1],
+                                                                           words[2], words[3]};
   }
 }
 
