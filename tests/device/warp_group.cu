@@ -21,9 +21,10 @@ __global__ void __launch_bounds__(3 * hopper::kWarpGroupThreads, 1)
   const int group = hopper::warp_group_index();
   const int thread = threadIdx.x % hopper::kWarpGroupThreads;
   constexpr int kBoth = 2 * hopper::kWarpGroupThreads;
+  const int warp = hopper::warp_index();  // by all lanes: one alone would wait for the others
   if (hopper::elect_one()) {
     atomicAdd(&out[group], 1);
-    atomicOr(&out[3 + group], 1 << hopper::warp_index());
+    atomicOr(&out[3 + group], 1 << warp);
   }
   int* sums = out + 6;
   if (group == 0) {
