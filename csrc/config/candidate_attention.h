@@ -33,6 +33,12 @@ struct AttentionKernel {
   bool waits_early = false;
   // Tiles that don't fill a round are shared out by blocks of keys (config/shared_blocks.h).
   bool shares_keys = false;
+  // CTAs that take neighbouring tiles of a user and head, and share keys and values by multicast:
+  // each loads half.
+  int cluster_m = 1;
+  // A consumer's q is read into registers once a tile: products read half as much from shared
+  // memory for their scores.
+  bool q_in_registers = false;
 
   constexpr int tile_m() const { return consumers * kConsumerRows; }
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
@@ -44,12 +50,15 @@ struct AttentionKernel {
   }
   constexpr int threads() const { return (consumers + 1) * kWarpGroupThreads; }
   // Of a thread.
-  constexpr int consumer_registers() const { return consumers == 2 ? 232 : 160; }
-  constexpr int other_registers() const { return consumers == 2 ? 40 : 32; }
+  constexpr int consumer_registers() const {
+    return consumers == 3 ? 160 : tile_n > 160 || q_in_registers ? 240 : 232;
+  }
+  constexpr int other_registers() const { return consumer_registers() == 232 ? 40 : 32; }
   // fp32 scores and outputs, and 16-bit weights, that a consumer thread holds.
   constexpr int scores() const { return tile_n / 2; }
   constexpr int outputs() const { return head_v / 2; }
   constexpr int weights() const { return tile_n / 4; }
+  constexpr int queries() const { return q_in_registers ? head_qk / 4 : 0; }
 };
 
 enum AttentionKernelIndex {
@@ -60,7 +69,11 @@ enum AttentionKernelIndex {
   k128SharesKeys,
   k192,
   k256,
+#ifdef IKBO_ATTENTION_VARIANTS
+  kAttentionKernelCount = 19,
+#else
   kAttentionKernelCount,
+#endif
 };
 inline constexpr AttentionKernel kAttentionKernels[] = {
     {64, 64, 128, 2, 4},
@@ -76,16 +89,32 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     // by reads of q from shared memory.
     {192, 128, 128, 1, 2},
     {256, 256, 80, 1, 2},
+#ifdef IKBO_ATTENTION_VARIANTS
+    // To be measured, chosen by IKBO_ATTENTION_KERNEL.
+    {128, 128, 128, 2, 2, 2, false, false, 2},        // 7: multicast
+    {128, 128, 176, 1, 2},                            // 8
+    {128, 128, 176, 1, 2, 2, false, false, 2},        // 9
+    {128, 128, 128, 1, 3},                            // 10
+    {128, 128, 128, 1, 3, 2, false, false, 2},        // 11
+    {128, 128, 128, 1, 3, 2, false, false, 1, true},  // 12
+    {128, 128, 128, 1, 3, 2, false, false, 2, true},  // 13
+    {128, 128, 112, 1, 3},                            // 14: 14 to 17 for jagged histories
+    {128, 128, 80, 2, 4},                             // 15
+    {128, 128, 96, 1, 4, 2, false, false, 1, true},   // 16
+    {128, 128, 80, 1, 4, 2, false, false, 1, true},   // 17
+    {128, 128, 144, 1, 2, 2, false, false, 1, true},  // 18
+#endif
 };
 static_assert(std::size(kAttentionKernels) == kAttentionKernelCount);
 
 constexpr bool attention_kernel_is_possible(const AttentionKernel& kernel) {
   constexpr int kMaxSharedBytes = 227 * 1024;
   // Beside them addresses, running maxima and sums.
-  const int kept_free = kernel.consumers == 2 ? 40 : 32;
+  const int kept_free =
+      kernel.consumers == 2 && kernel.tile_n < 176 && !kernel.q_in_registers ? 40 : 32;
   return kernel.head_qk % 64 == 0 && kernel.head_v % 64 == 0 && kernel.tile_n % 16 == 0 &&
          kernel.head_v <= kernel.head_qk &&
-         kernel.scores() + kernel.outputs() + kernel.weights() + kept_free <=
+         kernel.scores() + kernel.outputs() + kernel.weights() + kernel.queries() + kept_free <=
              kernel.consumer_registers() &&
          AttentionKernel::kWarpGroupThreads *
                  (kernel.other_registers() + kernel.consumers * kernel.consumer_registers()) <=
@@ -100,6 +129,9 @@ struct AttentionProblem {
   int64_t L;            // keys of a user, or their mean
   bool lengths_differ;  // may do so from user to user
   bool ordered;         // candidates aren't grouped by user: there is an order
+#ifdef IKBO_ATTENTION_VARIANTS
+  int forced = -1;
+#endif
 };
 
 struct AttentionConfig {
@@ -194,6 +226,18 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   // Clearing the counter is a launch of its own: not for a round or two of tiles.
   config.tickets = problem.lengths_differ && config.parts == 1 && tiles.even > 2 * config.ctas;
   if (config.kernel != k128) return config;
+#ifdef IKBO_ATTENTION_VARIANTS
+  if (problem.forced >= 0 && config.parts == 1) {
+    const int cluster = kAttentionKernels[problem.forced].cluster_m;
+    if (cluster > 1 && config.tickets) return config;
+    config.kernel = problem.forced;
+    if (cluster > 1) {
+      const AttentionTiles pairs = attention_tiles(problem, 2 * kernel.tile_m());
+      config.ctas = static_cast<int>(std::min<int64_t>(2 * pairs.most, device.sm_count / 2 * 2));
+    }
+    return config;
+  }
+#endif
   if (config.tickets) config.kernel = k128Jagged;
   if (config.parts == 1 && !problem.lengths_differ && config.ctas == device.sm_count) {
     const int64_t blocks = (problem.L + kernel.tile_n - 1) / kernel.tile_n;

@@ -10,6 +10,10 @@
 #include "ops/ops.h"
 #include "ops/record.h"
 
+#ifdef IKBO_ATTENTION_VARIANTS
+#include <cstdlib>
+#endif
+
 namespace ikbo {
 namespace {
 
@@ -96,9 +100,14 @@ AttentionProblem kernel_problem(const CandidateAttention& p) {
   const int64_t users = std::max<int64_t>(p.map.n_users, 1);
   const int64_t L = p.flat() ? p.n_keys() / users : p.k.size(1);
   const bool is_ordered = p.map.order || !p.map.user_offsets;
-  return {p.B(),     p.S(),         p.H(), p.D(),
-          p.Dv(),    p.map.n_users, L,     p.flat() || p.kv_len.has_value(),
-          is_ordered};
+  AttentionProblem problem{p.B(),     p.S(),         p.H(), p.D(),
+                           p.Dv(),    p.map.n_users, L,     p.flat() || p.kv_len.has_value(),
+                           is_ordered};
+#ifdef IKBO_ATTENTION_VARIANTS
+  const char* chosen = std::getenv("IKBO_ATTENTION_KERNEL");
+  if (chosen && *chosen) problem.forced = std::atoi(chosen);
+#endif
+  return problem;
 }
 
 // Whether the copy engine takes a tensor's heads: elements side by side, all strides of dimensions

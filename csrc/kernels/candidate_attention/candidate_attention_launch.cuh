@@ -23,8 +23,10 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.q = make_tensor_map(o.q, o.type, {o.D, o.H, o.B * o.S},
                              {o.q_head_stride * kBytes, o.q_row_stride * kBytes},
                              {kBlock, 1, config.rows_together}, Swizzle::k128Bytes);
-  params.k = keys_map(o.k, o.D, o.k_batch_stride, o.k_row_stride, o.k_head_stride, S::kTileN);
-  params.v = keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, S::kTileN);
+  params.k = keys_map(o.k, o.D, o.k_batch_stride, o.k_row_stride, o.k_head_stride,
+                      S::kTileN / S::kClusterM);
+  params.v = keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride,
+                      S::kTileN / S::kClusterM);
   params.v_few_rows =
       keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, kFewRows);
   params.v_row = keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, 1);
@@ -54,7 +56,7 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());
   LaunchShape shape{static_cast<unsigned>(config.ctas), S::kConfig.threads()};
   shape.shared_bytes = S::kConfig.shared_bytes();
-  shape.cluster = config.parts;
+  shape.cluster = config.parts * S::kClusterM;
   shape.overlaps_previous = true;
   launch(candidate_attention_sm90<S>, shape, stream, params);
 }

@@ -18,6 +18,7 @@
 
 #include "hopper/cluster.cuh"
 #include "hopper/dependent_launch.cuh"
+#include "hopper/fragments.cuh"
 #include "hopper/wgmma.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
@@ -43,6 +44,33 @@ __device__ inline void multiply_q_k(Scores<S>& scores, uint64_t q, uint64_t k) {
   for (int d = 0; d < S::kHeadQk / 16; ++d) {
     Product::multiply(scores, q + (d / 4 * kQBlock + d % 4 * kStep),
                       k + (d / 4 * kKBlock + d % 4 * kStep), d > 0);
+  }
+}
+
+// A consumer's q as wgmma takes A from registers: four for each 16 elements of the head.
+template <class S>
+using Queries = uint32_t[S::kHeadQk / 16][4];
+
+template <class S>
+__device__ inline void load_queries(Queries<S>& queries, const typename S::T* slot) {
+  const auto* const bytes = reinterpret_cast<const char*>(slot);
+  const int lane = threadIdx.x % 32, row = threadIdx.x % kGroupThreads / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int d = 0; d < S::kHeadQk / 16; ++d) {
+    hopper::load_tiles(queries[d], bytes + d / 4 * kConsumerRows * hopper::kSwizzleRowBytes +
+                                       hopper::swizzle_128(row, d % 4 * 32 + lane / 16 * 16));
+  }
+}
+
+template <class S>
+__device__ inline void multiply_queries_k(Scores<S>& scores, const Queries<S>& queries,
+                                          uint64_t k) {
+  using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
+  constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
+  constexpr uint32_t kKBlock = S::kTileN * hopper::kSwizzleRowBytes / 16;
+#pragma unroll
+  for (int d = 0; d < S::kHeadQk / 16; ++d) {
+    Product::multiply_registers(scores, queries[d], k + (d / 4 * kKBlock + d % 4 * kStep), d > 0);
   }
 }
 
@@ -109,11 +137,24 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       __syncwarp();
     }
   };
+  [[maybe_unused]] Queries<S> queries;
+  const auto wait_q = [&] {
+    ring_q.wait_full(at_q);
+    if constexpr (S::kQInRegisters) {
+      load_queries<S>(queries, shared.q[consumer][at_q.slot][0]);
+      ring_q.release(at_q.slot, thread % 32);
+      at_q.advance();
+    }
+  };
   const auto multiply_scores = [&](Scores<S>& scores) {
     const int q_slot = hopper::uniform(at_q.slot), k_slot = hopper::uniform(at_k.slot);
     hopper::barrier_wait(my_turn, kBoth);
     hopper::wgmma_fence();
-    multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
+    if constexpr (S::kQInRegisters) {
+      multiply_queries_k<S>(scores, queries, hopper::moved(k, k_slot * kSlotK));
+    } else {
+      multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
+    }
     hopper::wgmma_commit();
     at_k.advance();
   };
@@ -128,7 +169,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   // Where the scores made last, of the block from which on the tile has `keys`, are the tile's
   // last.
   const auto release_q = [&](int32_t keys) {
-    if (keys > S::kTileN) return;
+    if (S::kQInRegisters || keys > S::kTileN) return;
     ring_q.release(at_q.slot, thread);
     at_q.advance();
   };
@@ -164,7 +205,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     Scores<S> scores;
     Weights<S> weights;
     softmax.start();
-    ring_q.wait_full(at_q);
+    wait_q();
     shared.ring_k.wait_full(at_k);
     multiply_scores(scores);
     hopper::barrier_arrive(its_turn, kBoth);
@@ -186,7 +227,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         next = next_tile();
         if (next.is_last() || !has_rows(next)) break;
         keys_left = next.kv_len;
-        ring_q.wait_full(at_q);
+        wait_q();
       }
       if (!is_there) shared.ring_k.wait_full(at_k);
       multiply_scores(scores);
@@ -272,7 +313,11 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   // SMs are free.
   hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
-  __syncthreads();
+  if constexpr (S::kClusterM > 1) {
+    hopper::cluster_sync();
+  } else {
+    __syncthreads();
+  }
   if (group < S::kConsumers) {
     hopper::take_registers<S::kConfig.consumer_registers()>();
     consume<S>(shared, params, group);
@@ -281,6 +326,7 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
       finish_split<S>(shared, params, hopper::cluster_cta_rank());
       meet_in_cluster();
     }
+    if constexpr (S::kClusterM > 1) hopper::cluster_sync();  // others load into it and release
     return;
   }
   hopper::give_registers<S::kConfig.other_registers()>();
@@ -297,6 +343,7 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
     if (hopper::elect_one()) load_v(shared, params);
   }
   __syncwarp();
+  if constexpr (S::kClusterM > 1) hopper::cluster_sync();
   if (!meets(shared, params)) return;
   meet_in_cluster();
   meet_in_cluster();  // until the others have read this CTA's results

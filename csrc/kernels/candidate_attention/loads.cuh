@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "hopper/cluster.cuh"
 #include "hopper/tma.cuh"
 #include "kernels/candidate_attention/shape.cuh"
 
@@ -15,13 +16,16 @@ inline constexpr int32_t kNoTile = std::numeric_limits<int32_t>::max();
 
 template <class S>
 __device__ void find_tiles(Shared<S>& shared, const Params& params) {
-  TileFinder<S::kTileM> finder(params.runs, params.ticket != nullptr);
+  TileFinder<S::kTileM * S::kClusterM> finder(params.runs, params.ticket != nullptr);
   typename S::Tiles::Position position;
   const bool writes = threadIdx.x % 32 == 0;
-  int32_t index = blockIdx.x;  // of parts of tiles
+  const int32_t rank = S::kClusterM > 1 ? hopper::cluster_cta_rank() : 0;
+  const int32_t step = gridDim.x / S::kClusterM;
+  int32_t index = blockIdx.x / S::kClusterM;  // of parts of tiles
   for (;; position.advance()) {
     const int32_t of_tiles = params.parts.divide(index);
     QueryTile tile = finder.find(of_tiles);
+    if constexpr (S::kClusterM > 1) tile.take_rows(rank, S::kTileM);
     if (params.is_split()) {
       tile.take_part(params.parts.remainder(index, of_tiles), params.parts.divisor(), S::kTileN);
     }
@@ -32,7 +36,7 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params) {
       continue;
     }
     if (params.ticket == nullptr) {
-      index += gridDim.x;
+      index += step;
       continue;
     }
     uint32_t ticket = 0;
@@ -78,22 +82,37 @@ __device__ void load_q(Shared<S>& shared, const Params& params) {
   }
 }
 
+// For all CTAs of the cluster.
+template <class S>
+__device__ inline void load_keys(void* to, const CUtensorMap& map, hopper::Barrier& full, int32_t d,
+                                 int32_t head, int32_t row, int32_t batch) {
+  if constexpr (S::kClusterM == 1) {
+    hopper::tma_load(to, map, full, hopper::L2Hint::kEvictLast, d, head, row, batch);
+  } else {
+    constexpr uint16_t kAllCtas = (1 << S::kClusterM) - 1;
+    hopper::tma_load_multicast(to, map, full, hopper::L2Hint::kEvictLast, kAllCtas, d, head, row,
+                               batch);
+  }
+}
+
 // One thread. Waits until both consumers have released a stage.
 template <class S>
 __device__ void load_k(Shared<S>& shared, const Params& params) {
   typename S::Tiles::Position at;
   typename S::Ring::Position position;
+  constexpr int32_t kRows = S::kTileN / S::kClusterM;
   for (;; at.advance()) {
     const QueryTile tile = shared.tiles.read_alone(at);
     if (tile.is_last()) return;
     const int32_t kv_head = params.heads_per_kv.divide(tile.head);
+    const int32_t mine = S::kClusterM > 1 ? hopper::cluster_cta_rank() * kRows : 0;
 #pragma unroll 1
     for (int32_t key = 0; key < tile.kv_len; key += S::kTileN, position.advance()) {
       hopper::Barrier& full = shared.ring_k.produce(position, S::kConfig.k_bytes());
 #pragma unroll
       for (int d = 0; d < S::kHeadQk / kBlock; ++d) {
-        hopper::tma_load(shared.k[position.slot][d], params.k, full, hopper::L2Hint::kEvictLast,
-                         d * kBlock, kv_head, tile.kv_row + key, tile.kv_batch);
+        load_keys<S>(shared.k[position.slot][d] + mine * kBlock, params.k, full, d * kBlock,
+                     kv_head, tile.kv_row + key + mine, tile.kv_batch);
       }
     }
   }
@@ -104,10 +123,12 @@ template <class S>
 __device__ void load_v(Shared<S>& shared, const Params& params) {
   typename S::Tiles::Position at;
   typename S::Ring::Position position;
+  constexpr int32_t kRows = S::kTileN / S::kClusterM;
   for (;; at.advance()) {
     const QueryTile tile = shared.tiles.read_alone(at);
     if (tile.is_last()) return;
     const int32_t kv_head = params.heads_per_kv.divide(tile.head);
+    const int32_t mine = S::kClusterM > 1 ? hopper::cluster_cta_rank() * kRows : 0;
 #pragma unroll 1
     for (int32_t first = 0; first < tile.kv_len; first += S::kTileN, position.advance()) {
       hopper::Barrier& full = shared.ring_v.produce(position, S::kConfig.v_bytes());
@@ -115,19 +136,19 @@ __device__ void load_v(Shared<S>& shared, const Params& params) {
       const auto load = [&](const CUtensorMap& map, int32_t row_in_block, int32_t row) {
 #pragma unroll
         for (int d = 0; d < S::kHeadV / kBlock; ++d) {
-          hopper::tma_load(shared.v[position.slot][d] + row_in_block * kBlock, map, full,
-                           hopper::L2Hint::kEvictLast, d * kBlock, kv_head, row, tile.kv_batch);
+          load_keys<S>(shared.v[position.slot][d] + row_in_block * kBlock, map, full, d * kBlock,
+                       kv_head, row, tile.kv_batch);
         }
       };
       // Zeros follow the last row of the tensor by themselves.
       if (keys >= S::kTileN || tile.kv_row + tile.kv_len == params.runs.L) {
-        load(params.v, 0, tile.kv_row + first);
+        load(params.v, mine, tile.kv_row + first + mine);
         continue;
       }
       // What follows the last key elsewhere may be NaN, which a weight of 0 doesn't remove: eight
       // rows at a time up to it, single rows, and zeros.
 #pragma unroll 1
-      for (int32_t row = 0; row < S::kTileN; row += kFewRows) {
+      for (int32_t row = mine; row < mine + kRows; row += kFewRows) {
         const int32_t at_row = tile.kv_row + first + row;
         if (row + kFewRows <= keys || row >= keys) {
           load(params.v_few_rows, row, row >= keys ? params.runs.L : at_row);

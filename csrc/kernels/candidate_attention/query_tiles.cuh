@@ -22,6 +22,12 @@ struct QueryTile {
   __device__ int32_t key_tiles(int32_t tile_n) const {
     return kv_len <= 0 ? 0 : (kv_len + tile_n - 1) / tile_n;
   }
+  // Cuts the rows down to those of one CTA of a cluster, which may be none.
+  __device__ void take_rows(uint32_t rank, int32_t tile_m) {
+    const int32_t skipped = static_cast<int32_t>(rank) * tile_m;
+    first_row += skipped;
+    rows = max(min(rows - skipped, tile_m), 0);
+  }
   // Cuts the keys down to one part of them, whole key tiles.
   __device__ void take_part(uint32_t index, uint32_t parts, int32_t tile_n) {
     if (kv_len <= 0) return;

@@ -47,8 +47,11 @@ struct Shape {
   using Tile = std::conditional_t<kSharesKeys, SharedTile, QueryTile>;
   static constexpr int kConsumers = kConfig.consumers;
   using Tiles = TilesOf<kConsumers, Tile>;
-  using RingQ = hopper::Pipeline<kConfig.q_slots, 1>;
-  using Ring = hopper::Pipeline<kStages, kConsumers>;
+  static constexpr int kClusterM = kConfig.cluster_m;
+  static constexpr bool kQInRegisters = kConfig.q_in_registers;
+  // Released by a consumer, or by each of its warps.
+  using RingQ = hopper::Pipeline<kConfig.q_slots, kQInRegisters ? 4 : 1>;
+  using Ring = hopper::Pipeline<kStages, kConsumers, kClusterM>;
 };
 
 template <class S>
