@@ -70,7 +70,7 @@ enum AttentionKernelIndex {
   k192,
   k256,
 #ifdef IKBO_ATTENTION_VARIANTS
-  kAttentionKernelCount = 19,
+  kAttentionKernelCount = 20,
 #else
   kAttentionKernelCount,
 #endif
@@ -103,6 +103,7 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     {128, 128, 96, 1, 4, 2, false, false, 1, true},   // 16
     {128, 128, 80, 1, 4, 2, false, false, 1, true},   // 17
     {128, 128, 144, 1, 2, 2, false, false, 1, true},  // 18
+    {128, 128, 128, 1, 3, 2, false, true, 1, true},   // 19: as 12, shares
 #endif
 };
 static_assert(std::size(kAttentionKernels) == kAttentionKernelCount);
@@ -229,11 +230,14 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
 #ifdef IKBO_ATTENTION_VARIANTS
   if (problem.forced >= 0 && config.parts == 1) {
     const int cluster = kAttentionKernels[problem.forced].cluster_m;
-    if (cluster > 1 && config.tickets) return config;
+    if (cluster > 1 && (config.tickets || device.sm_count < 2)) return config;
     config.kernel = problem.forced;
+    if (kAttentionKernels[problem.forced].shares_keys && !config.tickets &&
+        !problem.lengths_differ) {
+      config.shared_blocks = static_cast<int>((problem.L + 127) / 128);
+    }
     if (cluster > 1) {
-      const AttentionTiles pairs = attention_tiles(problem, 2 * kernel.tile_m());
-      config.ctas = static_cast<int>(std::min<int64_t>(2 * pairs.most, device.sm_count / 2 * 2));
+      config.ctas = static_cast<int>(std::min<int64_t>(2 * tiles.most, device.sm_count / 2 * 2));
     }
     return config;
   }

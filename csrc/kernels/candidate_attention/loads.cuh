@@ -16,7 +16,7 @@ inline constexpr int32_t kNoTile = std::numeric_limits<int32_t>::max();
 
 template <class S>
 __device__ void find_tiles(Shared<S>& shared, const Params& params) {
-  TileFinder<S::kTileM * S::kClusterM> finder(params.runs, params.ticket != nullptr);
+  TileFinder<S::kTileM, S::kClusterM> finder(params.runs, params.ticket != nullptr);
   typename S::Tiles::Position position;
   const bool writes = threadIdx.x % 32 == 0;
   const int32_t rank = S::kClusterM > 1 ? hopper::cluster_cta_rank() : 0;
@@ -24,8 +24,7 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params) {
   int32_t index = blockIdx.x / S::kClusterM;  // of parts of tiles
   for (;; position.advance()) {
     const int32_t of_tiles = params.parts.divide(index);
-    QueryTile tile = finder.find(of_tiles);
-    if constexpr (S::kClusterM > 1) tile.take_rows(rank, S::kTileM);
+    QueryTile tile = finder.find(of_tiles, rank);
     if (params.is_split()) {
       tile.take_part(params.parts.remainder(index, of_tiles), params.parts.divisor(), S::kTileN);
     }
@@ -82,11 +81,12 @@ __device__ void load_q(Shared<S>& shared, const Params& params) {
   }
 }
 
-// For all CTAs of the cluster.
+// For this CTA or both of a pair.
 template <class S>
-__device__ inline void load_keys(void* to, const CUtensorMap& map, hopper::Barrier& full, int32_t d,
-                                 int32_t head, int32_t row, int32_t batch) {
-  if constexpr (S::kClusterM == 1) {
+__device__ inline void load_keys(bool shares, void* to, const CUtensorMap& map,
+                                 hopper::Barrier& full, int32_t d, int32_t head, int32_t row,
+                                 int32_t batch) {
+  if (S::kClusterM == 1 || !shares) {
     hopper::tma_load(to, map, full, hopper::L2Hint::kEvictLast, d, head, row, batch);
   } else {
     constexpr uint16_t kAllCtas = (1 << S::kClusterM) - 1;
@@ -94,6 +94,17 @@ __device__ inline void load_keys(void* to, const CUtensorMap& map, hopper::Barri
                                batch);
   }
 }
+
+// Of a block of keys, in boxes of kTileN / kClusterM.
+template <class S>
+struct RowsToLoad {
+  int32_t first = 0, end = S::kTileN;
+  __device__ explicit RowsToLoad(const QueryTile& tile) {
+    if (S::kClusterM == 1 || !tile.shares) return;
+    first = hopper::cluster_cta_rank() * (S::kTileN / S::kClusterM);
+    end = first + S::kTileN / S::kClusterM;
+  }
+};
 
 // One thread. Waits until both consumers have released a stage.
 template <class S>
@@ -105,14 +116,16 @@ __device__ void load_k(Shared<S>& shared, const Params& params) {
     const QueryTile tile = shared.tiles.read_alone(at);
     if (tile.is_last()) return;
     const int32_t kv_head = params.heads_per_kv.divide(tile.head);
-    const int32_t mine = S::kClusterM > 1 ? hopper::cluster_cta_rank() * kRows : 0;
+    const RowsToLoad<S> rows(tile);
 #pragma unroll 1
     for (int32_t key = 0; key < tile.kv_len; key += S::kTileN, position.advance()) {
       hopper::Barrier& full = shared.ring_k.produce(position, S::kConfig.k_bytes());
+      for (int32_t mine = rows.first; mine < rows.end; mine += kRows) {
 #pragma unroll
-      for (int d = 0; d < S::kHeadQk / kBlock; ++d) {
-        load_keys<S>(shared.k[position.slot][d] + mine * kBlock, params.k, full, d * kBlock,
-                     kv_head, tile.kv_row + key + mine, tile.kv_batch);
+        for (int d = 0; d < S::kHeadQk / kBlock; ++d) {
+          load_keys<S>(tile.shares, shared.k[position.slot][d] + mine * kBlock, params.k, full,
+                       d * kBlock, kv_head, tile.kv_row + key + mine, tile.kv_batch);
+        }
       }
     }
   }
@@ -128,7 +141,7 @@ __device__ void load_v(Shared<S>& shared, const Params& params) {
     const QueryTile tile = shared.tiles.read_alone(at);
     if (tile.is_last()) return;
     const int32_t kv_head = params.heads_per_kv.divide(tile.head);
-    const int32_t mine = S::kClusterM > 1 ? hopper::cluster_cta_rank() * kRows : 0;
+    const RowsToLoad<S> rows(tile);
 #pragma unroll 1
     for (int32_t first = 0; first < tile.kv_len; first += S::kTileN, position.advance()) {
       hopper::Barrier& full = shared.ring_v.produce(position, S::kConfig.v_bytes());
@@ -136,19 +149,21 @@ __device__ void load_v(Shared<S>& shared, const Params& params) {
       const auto load = [&](const CUtensorMap& map, int32_t row_in_block, int32_t row) {
 #pragma unroll
         for (int d = 0; d < S::kHeadV / kBlock; ++d) {
-          load_keys<S>(shared.v[position.slot][d] + row_in_block * kBlock, map, full, d * kBlock,
-                       kv_head, row, tile.kv_batch);
+          load_keys<S>(tile.shares, shared.v[position.slot][d] + row_in_block * kBlock, map, full,
+                       d * kBlock, kv_head, row, tile.kv_batch);
         }
       };
       // Zeros follow the last row of the tensor by themselves.
       if (keys >= S::kTileN || tile.kv_row + tile.kv_len == params.runs.L) {
-        load(params.v, mine, tile.kv_row + first + mine);
+        for (int32_t mine = rows.first; mine < rows.end; mine += kRows) {
+          load(params.v, mine, tile.kv_row + first + mine);
+        }
         continue;
       }
       // What follows the last key elsewhere may be NaN, which a weight of 0 doesn't remove: eight
       // rows at a time up to it, single rows, and zeros.
 #pragma unroll 1
-      for (int32_t row = mine; row < mine + kRows; row += kFewRows) {
+      for (int32_t row = rows.first; row < rows.end; row += kFewRows) {
         const int32_t at_row = tile.kv_row + first + row;
         if (row + kFewRows <= keys || row >= keys) {
           load(params.v_few_rows, row, row >= keys ? params.runs.L : at_row);

@@ -17,16 +17,11 @@ struct QueryTile {
   int32_t first_row;                 // of B * S, grouped by user
   int32_t rows;                      // at most kTileM
   int32_t kv_batch, kv_row, kv_len;  // keys kv_row ... of the batch item; kv_len < 0: not in range
+  int32_t shares;                    // of a pair of CTAs, which both attend to these keys
 
   __device__ bool is_last() const { return head < 0; }
   __device__ int32_t key_tiles(int32_t tile_n) const {
     return kv_len <= 0 ? 0 : (kv_len + tile_n - 1) / tile_n;
-  }
-  // Cuts the rows down to those of one CTA of a cluster, which may be none.
-  __device__ void take_rows(uint32_t rank, int32_t tile_m) {
-    const int32_t skipped = static_cast<int32_t>(rank) * tile_m;
-    first_row += skipped;
-    rows = max(min(rows - skipped, tile_m), 0);
   }
   // Cuts the keys down to one part of them, whole key tiles.
   __device__ void take_part(uint32_t index, uint32_t parts, int32_t tile_n) {
@@ -68,16 +63,20 @@ struct UserRuns {
 // tiles have the same keys, so CTAs that take neighbours share them in L2. Where asked for, of each
 // 32 users those with the longest histories come first: CTAs that take the next tile when they are
 // free end closer together.
-template <int kTileM>
+//
+// For CTAs in pairs, `find` finds the tile of one of both: two tiles of a head, and where a head
+// has one left, it and another head's, or none.
+template <int kTileM, int kCtas = 1>
 class TileFinder {
  public:
   __device__ explicit TileFinder(const UserRuns& runs, bool longest_first = false)
       : runs_(runs), longest_first_(longest_first) {
+    static_assert(kCtas <= 2);
     load(0, 0);
   }
 
   // Tile `index`, no smaller than the last call's. All lanes.
-  __device__ QueryTile find(int32_t index) {
+  __device__ QueryTile find(int32_t index, int32_t rank = 0) {
     QueryTile tile{};
     while (index >= before_ + __shfl_sync(0xffffffffu, inclusive_, 31)) {
       if (first_user_ + 32 > runs_.U) {
@@ -90,11 +89,21 @@ class TileFinder {
     const int owner = __ffs(static_cast<int>(past)) - 1;
     const int32_t tiles = __shfl_sync(0xffffffffu, tiles_, owner);
     const int32_t of_user =
-        index - before_ - (__shfl_sync(0xffffffffu, inclusive_, owner) - tiles * runs_.H);
+        index - before_ -
+        (__shfl_sync(0xffffffffu, inclusive_, owner) - (tiles * runs_.H + kCtas - 1) / kCtas);
     const int32_t first_row = __shfl_sync(0xffffffffu, first_candidate_, owner) * runs_.S.divisor();
     const int32_t rows = __shfl_sync(0xffffffffu, candidates_, owner) * runs_.S.divisor();
-    tile.head = of_user / tiles;
-    const int32_t row = of_user % tiles * kTileM;
+    int32_t row;
+    if constexpr (kCtas == 1) {
+      tile.head = of_user / tiles;
+      row = of_user % tiles * kTileM;
+    } else {
+      const int32_t even = tiles & ~1, in_pairs = even * runs_.H, item = 2 * of_user + rank;
+      tile.shares = item < in_pairs;
+      tile.head = tile.shares ? item / even : min(item - in_pairs, runs_.H - 1);
+      row = (tile.shares ? item % even : tiles - 1) * kTileM;
+      if (item >= tiles * runs_.H) row = rows;
+    }
     tile.first_row = first_row + row;
     tile.rows = min(kTileM, rows - row);
     int32_t user = first_user_ + owner;
@@ -135,7 +144,7 @@ class TileFinder {
     if (longest_first_) sort(user);
     const int64_t rows = int64_t{candidates_} * runs_.S.divisor();
     tiles_ = static_cast<int32_t>((rows + kTileM - 1) / kTileM);
-    inclusive_ = tiles_ * runs_.H;
+    inclusive_ = (tiles_ * runs_.H + kCtas - 1) / kCtas;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int32_t other = __shfl_up_sync(0xffffffffu, inclusive_, step);
