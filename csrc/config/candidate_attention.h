@@ -51,7 +51,7 @@ struct AttentionKernel {
   constexpr int threads() const { return (consumers + 1) * kWarpGroupThreads; }
   // Of a thread.
   constexpr int consumer_registers() const {
-    return consumers == 3 ? 160 : tile_n > 160 || q_in_registers ? 240 : 232;
+    return consumers == 3 ? 160 : scores() + outputs() + weights() + queries() > 192 ? 240 : 232;
   }
   constexpr int other_registers() const { return consumer_registers() == 232 ? 40 : 32; }
   // fp32 scores and outputs, and 16-bit weights, that a consumer thread holds.
@@ -93,7 +93,7 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     // To be measured, chosen by IKBO_ATTENTION_KERNEL.
     {128, 128, 128, 2, 2, 2, false, false, 2},        // 7: multicast
     {128, 128, 176, 1, 2},                            // 8
-    {128, 128, 176, 1, 2, 2, false, false, 2},        // 9
+    {128, 128, 160, 2, 2, 2, false, false, 2},        // 9
     {128, 128, 128, 1, 3},                            // 10
     {128, 128, 128, 1, 3, 2, false, false, 2},        // 11
     {128, 128, 128, 1, 3, 2, false, false, 1, true},  // 12
@@ -111,8 +111,7 @@ static_assert(std::size(kAttentionKernels) == kAttentionKernelCount);
 constexpr bool attention_kernel_is_possible(const AttentionKernel& kernel) {
   constexpr int kMaxSharedBytes = 227 * 1024;
   // Beside them addresses, running maxima and sums.
-  const int kept_free =
-      kernel.consumers == 2 && kernel.tile_n < 176 && !kernel.q_in_registers ? 40 : 32;
+  const int kept_free = kernel.consumer_registers() == 232 ? 40 : 32;
   return kernel.head_qk % 64 == 0 && kernel.head_v % 64 == 0 && kernel.tile_n % 16 == 0 &&
          kernel.head_v <= kernel.head_qk &&
          kernel.scores() + kernel.outputs() + kernel.weights() + kernel.queries() + kept_free <=
