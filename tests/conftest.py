@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record",
         type=pathlib.Path,
-        help="merge this run's counts into a JSON file, by tier (the -m expression)",
+        help="merge this run's counts into a JSON file, by tier (the -m expression) and files",
     )
 
 
@@ -49,7 +49,8 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:  #
     }
     if config.args != config.getini("testpaths"):
         run["of"] = config.args  # not all of the tier
-    runs = [other for other in runs if other["tier"] != tier] + [run]
+    same = (tier, run.get("of"))
+    runs = [other for other in runs if (other["tier"], other.get("of")) != same] + [run]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(runs, indent=1) + "\n")
 
