@@ -27,9 +27,17 @@ template <class S>
 __device__ void ask_early(const Params& params, const QueryTile& guess, int warp) {
   if (warp == 0) {
     const UserRuns& runs = params.runs;
-    hopper::prefetch_global(runs.user_offsets);
-    if (runs.kv_start != nullptr) hopper::prefetch_global(runs.kv_start);
-    if (runs.kv_len != nullptr) hopper::prefetch_global(runs.kv_len);
+    constexpr int32_t kUsers = 32 / sizeof(int32_t);  // of a prefetch
+    const int32_t users = guess.is_last() ? min(runs.U, 32) : guess.kv_batch + 1;
+#pragma unroll 1
+    for (int32_t user = 0; user <= users; user += kUsers) {
+      hopper::prefetch_global(runs.user_offsets + user);
+    }
+#pragma unroll 1
+    for (int32_t user = 0; user < users; user += kUsers) {
+      if (runs.kv_start != nullptr) hopper::prefetch_global(runs.kv_start + user);
+      if (runs.kv_len != nullptr) hopper::prefetch_global(runs.kv_len + user);
+    }
     return;
   }
   const CUtensorMap& map = warp == 1 ? params.q : warp == 2 ? params.k : params.v;
