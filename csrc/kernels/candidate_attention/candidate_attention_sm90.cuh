@@ -273,10 +273,8 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
   // In either branch, everything after the wait may read or write what kernels before this one use.
-  // The next may start where SMs are free.
   if (group < S::kConsumers) {
     hopper::wait_for_previous_kernel();
-    hopper::allow_next_kernel();
     hopper::barrier_wait(NamedBarrier::kSetUp, S::kConfig.threads());
     hopper::take_registers<S::kConfig.consumer_registers()>();
     return consume<S>(shared, params, group);
@@ -287,7 +285,6 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   if constexpr (S::kSharesKeys) guess = {-1};  // the tiles it finds are others
   __syncwarp();
   hopper::wait_for_previous_kernel();
-  hopper::allow_next_kernel();
   // Each by the warp that has set up the ring. Values, which are needed last, are asked for last.
   if (warp == 1 && hopper::elect_one()) load_q_early(shared, params, guess);
   if (warp == 2 && hopper::elect_one()) {

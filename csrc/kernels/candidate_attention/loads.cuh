@@ -4,6 +4,7 @@
 // them go by.
 #pragma once
 
+#include "hopper/dependent_launch.cuh"
 #include "hopper/tma.cuh"
 #include "kernels/candidate_attention/shape.cuh"
 
@@ -152,7 +153,9 @@ __device__ void load_k(Shared<S>& shared, const Params& params, int32_t key) {
   }
 }
 
-// One thread, likewise.
+// One thread, likewise. Once all is asked for, the next kernel may start where SMs are free: what
+// it asks for early comes while this one's last blocks are worked on. Started before, it would ask
+// for them along with this one's first, and they might have left L2 again when they are read.
 template <class S>
 __device__ void load_v(Shared<S>& shared, const Params& params, int32_t first) {
   typename S::Tiles::Position at;
@@ -160,7 +163,7 @@ __device__ void load_v(Shared<S>& shared, const Params& params, int32_t first) {
   for (int32_t early = 0; early < first; early += S::kTileN) position.advance();
   for (;; at.advance(), first = 0) {
     const QueryTile tile = shared.tiles.read_alone(at);
-    if (tile.is_last()) return;
+    if (tile.is_last()) return hopper::allow_next_kernel();
     const int32_t kv_head = params.heads_per_kv.divide(tile.head);
 #pragma unroll 1
     for (; first < tile.kv_len; first += S::kTileN, position.advance()) {
