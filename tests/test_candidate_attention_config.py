@@ -300,7 +300,7 @@ class Ring:
 
 class Cta:
     """`tiles`: (rows, keys); keys 0 or less where there is nothing to attend to. `guess`: what is
-    loaded before the first is known; if it isn't the first, it comes as a tile of its own, WRONG."""
+    loaded before the first is known. If it is another it comes as a tile of its own, WRONG."""
 
     WRONG = -1
 
