@@ -21,19 +21,70 @@ namespace ikbo::norm {
 
 inline constexpr int kBackwardRings = 12;
 
-// Of two rows: the sums of g * xhat and of g.
-template <int kMost>
-struct PairSums {
+// Of a turn's rows, the sums of g * xhat and of g: .x and .y of the first, .z and .w of the second.
+struct TurnSums {
   bool layer, pair;
 
-  __device__ float4 operator()(float4 part, int width, bool = false) const {
-    part.x = sum_lanes<kMost>(part.x, width);
-    if (layer) part.y = sum_lanes<kMost>(part.y, width);
+  // Over lanes, for all of them, side by side: one after the other they would take as many waits.
+  template <int kMost>
+  __device__ float4 over(float4 part, int width) const {
+    const auto add = [](float a, float b) { return a + b; };
+    if (layer) {
+      const float2 both = merge_lanes<kMost>(float2{part.x, part.y}, width, add);
+      part.x = both.x, part.y = both.y;
+    } else {
+      part.x = merge_lanes<kMost>(part.x, width, add);
+    }
     if (pair) part.z = sum_lanes<kMost>(part.z, width);
     if (pair && layer) part.w = sum_lanes<kMost>(part.w, width);
     return part;
   }
+  // Of a cluster's CTAs.
+  __device__ float4 operator()(float4 part, int width, bool = false) const {
+    return over<kMaxWarps>(part, width);
+  }
 };
+
+// Over a warp: x in lanes 0 to 7, y in 8 to 15, z and w. Lanes hand on what others add up, which
+// takes 6 shuffles in place of 20. In the order of sum_lanes.
+__device__ inline float sum_each(const float4& part) {
+  const int lane = threadIdx.x % 32;
+  const bool upper = lane & 16, odd = lane & 8;
+  const auto other = [](float value, int offset) {
+    return __shfl_xor_sync(0xffffffffu, value, offset);
+  };
+  const float first = (upper ? part.z : part.x) + other(upper ? part.x : part.z, 16);
+  const float second = (upper ? part.w : part.y) + other(upper ? part.y : part.w, 16);
+  float sum = (odd ? second : first) + other(odd ? first : second, 8);
+#pragma unroll
+  for (int offset = 4; offset >= 1; offset /= 2) sum += other(sum, offset);
+  return sum;
+}
+
+// The sums of two rows over a CTA's warps and a cluster's CTAs: exchange() with fewer shuffles.
+template <class Between>
+__device__ inline float4 exchange_pair(Exchange& shared, uint32_t& turn, int cluster,
+                                       const float4& part, const TurnSums& merge,
+                                       const Between& between) {
+  const uint32_t buffer = turn & 1, phase = turn >> 1 & 1;
+  ++turn;
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  float* const of_warp = &shared.of_warp[buffer][0].x;
+  float sum = sum_each(part);
+  if (lane % 8 == 0) of_warp[threadIdx.x / 32 * 4 + lane / 8] = sum;
+  __syncthreads();
+  between();
+  // Value lane % 4 of warp lane / 4, and of the one 8 warps on.
+  sum = lane < 4 * warps ? of_warp[lane] : 0.0f;
+  if (warps > 8) sum += lane + 32 < 4 * warps ? of_warp[lane + 32] : 0.0f;
+#pragma unroll
+  for (int offset = 16; offset >= 4; offset /= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  }
+  const auto value = [&](int i) { return __shfl_sync(0xffffffffu, sum, i); };
+  const float4 sums{value(0), value(1), value(2), value(3)};
+  return cluster == 1 ? sums : exchange_ctas(shared, buffer, phase, cluster, sums, merge);
+}
 
 // The compiler knows nothing of them any more.
 template <int kCount>
@@ -201,21 +252,37 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     }
   }
 
+  // Of full rows: this thread's first vector in a row, from there to its others, and where grad_x's
+  // are. The compiler knows nothing of that: it would compute it again for each row, in three times
+  // as many instructions. (Where a CTA's rows take all registers, it does.)
+  constexpr bool kHoldsAddress = kFull && (kInWarp || kVectors <= 2);
+  const int begin = at.first(0) * static_cast<int>(sizeof(T));
+  const int step = at.lanes * kVector * static_cast<int>(sizeof(T));
+  [[maybe_unused]] char* first_grad_x = grad_x.data + begin;
+  if constexpr (kHoldsAddress) asm volatile("" : "+l"(first_grad_x));
+
   const bool layer = p.mean != nullptr;
   const float per_column = 1.0f / static_cast<float>(m.columns);
   const int at_once = config.at_once;  // a CTA's 2 or 1
   uint32_t turn = 0;
 
-  // The statistics of a turn's rows are loaded one turn ahead.
+  // The statistics of a turn's rows are loaded one turn ahead. Of two rows lane 2 r has rstd of row
+  // r, and lane 2 r + 1 the mean: one load.
   constexpr int kRowUnroll = kFull ? kTurnRows : 1;
-  float next_mean[kTurnRows] = {}, next_rstd[kTurnRows] = {};
-  const auto load_statistics = [&](uint32_t row) {
-#pragma unroll
-    for (int r = 0; r < kTurnRows; ++r) {
-      if (r >= at_once || row + r >= ring.rows) continue;
-      const int64_t of_row = int64_t{row + r} * config.groups + place.group;
-      next_rstd[r] = p.rstd[of_row];
-      if (layer) next_mean[r] = p.mean[of_row];
+  float next_rstd = 0.0f, next_mean = 0.0f, next_statistic = 0.0f;
+  const auto load_statistics = [&](uint32_t first) {
+    const uint32_t row = kTurnRows == 1 ? first : first + lane / 2;
+    if (row >= ring.rows || (kTurnRows > 1 && lane >= 2 * at_once)) return;
+    // A product of unsigned words is one instruction; four vectors of a CTA's row lack its
+    // registers.
+    using Number = std::conditional_t<(kInWarp || kVectors < 4), uint32_t, int>;
+    const uint64_t of_row =
+        uint64_t{row} * static_cast<Number>(config.groups) + static_cast<Number>(place.group);
+    if constexpr (kTurnRows == 1) {
+      next_rstd = p.rstd[of_row];
+      if (layer) next_mean = p.mean[of_row];
+    } else if (lane % 2 == 0 || layer) {
+      next_statistic = (lane % 2 == 0 ? p.rstd : p.mean)[of_row];
     }
   };
   load_statistics(ring.first_row() + mine);
@@ -261,14 +328,17 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     const uint32_t first_row = ring.first_row();
     const int count = ring.rows_from(first_row);
 #pragma unroll 1
-    for (int i = 0; i < count; i += at_once) {
+    for (int i = 0; i < (kTurnRows == 2 ? 1 : count); i += at_once) {
       const bool has_row = !kInWarp || i + mine < count;
       const int in_stage = has_row ? i + mine : i;
       const int turn_rows = kInWarp ? 1 : count;
       float mean[kTurnRows], rstd[kTurnRows];
 #pragma unroll
-      for (int r = 0; r < kTurnRows; ++r) mean[r] = next_mean[r], rstd[r] = next_rstd[r];
-      load_statistics(i + at_once < count
+      for (int r = 0; r < kTurnRows; ++r) {
+        rstd[r] = kTurnRows == 1 ? next_rstd : __shfl_sync(0xffffffffu, next_statistic, 2 * r);
+        mean[r] = kTurnRows == 1 ? next_mean : __shfl_sync(0xffffffffu, next_statistic, 2 * r + 1);
+      }
+      load_statistics(kTurnRows == 1 && i + at_once < count
                           ? first_row + i + at_once + mine
                           : first_row + config.owners * config.rows_per_stage + mine);
 
@@ -282,16 +352,16 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
                                                                   in_stage + r);
         }
       };
+      // Of a full row this thread's first vector.
+      const auto first_of = [&](int o, int r) { return in_stage_of(o, r) + begin; };
       Words<kWords> x_words[kTurnRows][kHoldsRow ? kVectors : 1];
       Words<kWords> grad_words[kTurnRows][kHoldsRow ? kVectors : 1];
       if constexpr (kHoldsRow) {
 #pragma unroll
         for (int r = 0; r < kTurnRows; ++r) {
           const bool there = kInWarp ? has_row : r < turn_rows;
-          const int begin = at.first(0) * static_cast<int>(sizeof(T));
-          const int step = at.lanes * kVector * static_cast<int>(sizeof(T));
-          const char* const x = in_stage_of(0, r) + begin;
-          const char* const grad = in_stage_of(1, r) + begin;
+          const char* const x = first_of(0, r);
+          const char* const grad = first_of(1, r);
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
             x_words[r][v] = grad_words[r][v] = Words<kWords>{};
@@ -302,11 +372,16 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
           }
         }
       }
-      const auto load = [&](const At& now, int r, int v, float (&x)[kVector],
-                            float (&grad)[kVector]) {
+      // Vector v of x and of grad_y. The first two: first_of().
+      constexpr bool kReadsAgain = kFull && kInWarp && !kHoldsRow;
+      const auto load = [&](const char* first_x, const char* first_grad, const At& now, int r,
+                            int v, float (&x)[kVector], float (&grad)[kVector]) {
         if constexpr (kHoldsRow) {
           unpack_words<T>(x_words[r][v], x);
           unpack_words<T>(grad_words[r][v], grad);
+        } else if constexpr (kReadsAgain) {
+          unpack_words<T>(load_words<kWords>(first_x + v * step), x);
+          unpack_words<T>(load_words<kWords>(first_grad + v * step), grad);
         } else {
           now.template load<T>(in_stage_of(0, r), v, x);
           const auto load_grad = [&](auto zero) {
@@ -338,18 +413,20 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       const auto of_row = [](const float (&values)[kTurnRows], int r) {
         return r == 0 ? values[0] : values[kTurnRows - 1];
       };
-      float4 sums{0.0f, 0.0f, 0.0f, 0.0f};  // as in PairSums
+      float4 sums{0.0f, 0.0f, 0.0f, 0.0f};  // as in TurnSums
 #pragma unroll kRowUnroll
       for (int r = 0; r < kTurnRows; ++r) {
         if (!kHoldsRow && (!has_row || r >= turn_rows)) continue;
         const At now = kHoldsRow ? at : at.recomputed();
         const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
         float along = 0.0f, sum = 0.0f;
+        const char* const first_x = kReadsAgain ? first_of(0, r) : nullptr;
+        const char* const first_grad = kReadsAgain ? first_of(1, r) : nullptr;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
           if (!now.has(v)) continue;
           float xhat[kVector], grad[kVector];
-          load(now, r, v, xhat, grad);
+          load(first_x, first_grad, now, r, v, xhat, grad);
           if constexpr (kHoldsBiasSums) {
 #pragma unroll
             for (int e = 0; e < kVector; ++e) held_bias_sums[v][e] += grad[e];
@@ -375,10 +452,14 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
         }
       }
       const bool pair = !kInWarp && turn_rows > 1;
-      sums = PairSums<32>{layer, pair}(sums, lanes);
-      if constexpr (!kInWarp) {
-        sums =
-            exchange(shared, turn, place.cluster, sums, PairSums<kMaxWarps>{layer, pair}, refill);
+      const TurnSums merge{layer, pair};
+      if constexpr (kTurnRows == 2) {
+        sums = exchange_pair(shared, turn, place.cluster, sums, merge, refill);
+      } else {
+        sums = merge.over<32>(sums, lanes);
+        if constexpr (!kInWarp) {
+          sums = exchange(shared, turn, place.cluster, sums, merge, refill);
+        }
       }
 
       // Else the compiler would keep what it has unpacked, in registers that there aren't.
@@ -404,11 +485,14 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
         const float slope = -row_along * row_rstd * row_rstd;
         const float offset = -fmaf(row_along, shift, row_sum) * row_rstd;
         [[maybe_unused]] StoreState x_state{}, residual_state{};
+        const char* const first_x = kReadsAgain ? first_of(0, r) : nullptr;
+        const char* const first_grad = kReadsAgain ? first_of(1, r) : nullptr;
+        [[maybe_unused]] char* const to = first_grad_x + number * grad_x.row_bytes;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
           if (!now.has(v)) continue;
           float x[kVector], grad[kVector];
-          load(now, r, v, x, grad);
+          load(first_x, first_grad, now, r, v, x, grad);
           weigh(now, v, grad);
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
@@ -427,7 +511,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
               with_type<T>(p.grad_residual_out.type, add);
             }
           }
-          if constexpr (kFull) {
+          if constexpr (kHoldsAddress) {
+            if (p.grad_x.data) store_words(to + v * step, pack_words<T>(grad));
+          } else if constexpr (kFull) {
             if (p.grad_x.data) now.template store<T>(grad_x.row(number), v, grad, true, x_state);
           } else {
             const auto store = [&](ElementType type, const Target& to, StoreState& state) {
