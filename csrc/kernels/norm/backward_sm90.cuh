@@ -28,15 +28,19 @@ struct TurnSums {
   // Over lanes, for all of them, side by side: one after the other they would take as many waits.
   template <int kMost>
   __device__ float4 over(float4 part, int width) const {
-    const auto add = [](float a, float b) { return a + b; };
+    const auto sum_both = [width](float& a, float& b) {
+      const float2 both = merge_lanes<kMost>(float2{a, b}, width,
+                                             [](float one, float other) { return one + other; });
+      a = both.x, b = both.y;
+    };
     if (layer) {
-      const float2 both = merge_lanes<kMost>(float2{part.x, part.y}, width, add);
-      part.x = both.x, part.y = both.y;
+      sum_both(part.x, part.y);
+      if (pair) sum_both(part.z, part.w);
+    } else if (pair) {
+      sum_both(part.x, part.z);
     } else {
-      part.x = merge_lanes<kMost>(part.x, width, add);
+      part.x = sum_lanes<kMost>(part.x, width);
     }
-    if (pair) part.z = sum_lanes<kMost>(part.z, width);
-    if (pair && layer) part.w = sum_lanes<kMost>(part.w, width);
     return part;
   }
   // Of a cluster's CTAs.
@@ -160,7 +164,11 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   constexpr bool kHoldsBiasSums = kInWarp ? kFull && kVectors <= 3 : kVectors <= 2;
   constexpr bool kHoldsRow = kFull && (kInWarp ? kVectors <= 2 : kVectors != 2);
   constexpr int kWords = kWordsOf<T, kVector>;
-  constexpr int kTurnRows = kInWarp || kVectors > NormConfig::kPairVectors ? 1 : 2;
+  // Short rows are worked on two at a time, whose waits overlap: by a CTA, and where a lane has one
+  // vector of a full row.
+  constexpr int kMostPaired = !kInWarp ? NormConfig::kPairVectors : kFull ? 1 : 0;
+  constexpr int kTurnRows = kVectors <= kMostPaired ? 2 : 1;
+  constexpr bool kSharesExchange = !kInWarp && kTurnRows == 2;
   extern __shared__ __align__(128) char shared_bytes[];
   __shared__ Exchange shared;
   constexpr int kRings = kInWarp ? kBackwardRings : 1;
@@ -187,7 +195,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       full[ring_index],
       nullptr,
       nullptr,
-      place.team * config.rings + ring_index};
+      place.team + ring_index * (config.owners / config.rings)};
   const bool in_first_warp = kInWarp || threadIdx.x < 32;
   if (in_first_warp) {
     if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
@@ -263,26 +271,36 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
 
   const bool layer = p.mean != nullptr;
   const float per_column = 1.0f / static_cast<float>(m.columns);
-  const int at_once = config.at_once;  // a CTA's 2 or 1
+  const int at_once = config.at_once;          // a CTA's 2 or 1
+  const int row_step = kInWarp ? at_once : 1;  // of a turn
+  const int turn_step = kInWarp ? kTurnRows * at_once : at_once;
   uint32_t turn = 0;
 
-  // The statistics of a turn's rows are loaded one turn ahead. Of two rows lane 2 r has rstd of row
-  // r, and lane 2 r + 1 the mean: one load.
+  // The statistics of a turn's rows are loaded one turn ahead. Of a CTA's two rows lane 2 r has
+  // rstd of row r, and lane 2 r + 1 the mean: one load.
   constexpr int kRowUnroll = kFull ? kTurnRows : 1;
-  float next_rstd = 0.0f, next_mean = 0.0f, next_statistic = 0.0f;
+  float next_rstd[kTurnRows] = {}, next_mean[kTurnRows] = {}, next_statistic = 0.0f;
   const auto load_statistics = [&](uint32_t first) {
-    const uint32_t row = kTurnRows == 1 ? first : first + lane / 2;
-    if (row >= ring.rows || (kTurnRows > 1 && lane >= 2 * at_once)) return;
     // A product of unsigned words is one instruction; four vectors of a CTA's row lack its
     // registers.
     using Number = std::conditional_t<(kInWarp || kVectors < 4), uint32_t, int>;
-    const uint64_t of_row =
-        uint64_t{row} * static_cast<Number>(config.groups) + static_cast<Number>(place.group);
-    if constexpr (kTurnRows == 1) {
-      next_rstd = p.rstd[of_row];
-      if (layer) next_mean = p.mean[of_row];
-    } else if (lane % 2 == 0 || layer) {
-      next_statistic = (lane % 2 == 0 ? p.rstd : p.mean)[of_row];
+    const auto place_of = [&](uint32_t row) {
+      return uint64_t{row} * static_cast<Number>(config.groups) + static_cast<Number>(place.group);
+    };
+    if constexpr (kSharesExchange) {
+      const uint32_t row = first + lane / 2;
+      if (row < ring.rows && lane < 2 * at_once && (lane % 2 == 0 || layer)) {
+        next_statistic = (lane % 2 == 0 ? p.rstd : p.mean)[place_of(row)];
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < kTurnRows; ++r) {
+        const uint32_t row = first + r * row_step;
+        if (row >= ring.rows) continue;
+        const uint64_t of_row = place_of(row);
+        next_rstd[r] = p.rstd[of_row];
+        if (layer) next_mean[r] = p.mean[of_row];
+      }
     }
   };
   load_statistics(ring.first_row() + mine);
@@ -328,25 +346,28 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     const uint32_t first_row = ring.first_row();
     const int count = ring.rows_from(first_row);
 #pragma unroll 1
-    for (int i = 0; i < (kTurnRows == 2 ? 1 : count); i += at_once) {
+    for (int i = 0; i < (kSharesExchange ? 1 : count); i += turn_step) {
       const bool has_row = !kInWarp || i + mine < count;
       const int in_stage = has_row ? i + mine : i;
-      const int turn_rows = kInWarp ? 1 : count;
+      const auto there = [&](int r) {
+        return kInWarp ? i + mine + r * at_once < count : r < count;
+      };
       float mean[kTurnRows], rstd[kTurnRows];
 #pragma unroll
       for (int r = 0; r < kTurnRows; ++r) {
-        rstd[r] = kTurnRows == 1 ? next_rstd : __shfl_sync(0xffffffffu, next_statistic, 2 * r);
-        mean[r] = kTurnRows == 1 ? next_mean : __shfl_sync(0xffffffffu, next_statistic, 2 * r + 1);
+        const auto of = [&](int from) { return __shfl_sync(0xffffffffu, next_statistic, from); };
+        rstd[r] = kSharesExchange ? of(2 * r) : next_rstd[r];
+        mean[r] = kSharesExchange ? of(2 * r + 1) : next_mean[r];
       }
-      load_statistics(kTurnRows == 1 && i + at_once < count
-                          ? first_row + i + at_once + mine
+      load_statistics(!kSharesExchange && i + turn_step < count
+                          ? first_row + i + turn_step + mine
                           : first_row + config.owners * config.rows_per_stage + mine);
 
       // Row r of the turn, of operand o.
       const auto in_stage_of = [&](int o, int r) -> const char* {
         if constexpr (kFull) {
           return ring.stage() + offsets[o] +
-                 (!kInWarp && kTurnRows == 1 ? 0 : (in_stage + r) * steps[o]);
+                 (!kInWarp && kTurnRows == 1 ? 0 : (in_stage + r * row_step) * steps[o]);
         } else {
           return operands[ring_index][o].template in_stage<kFull>(ring.stage(), first_row,
                                                                   in_stage + r);
@@ -359,13 +380,12 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       if constexpr (kHoldsRow) {
 #pragma unroll
         for (int r = 0; r < kTurnRows; ++r) {
-          const bool there = kInWarp ? has_row : r < turn_rows;
           const char* const x = first_of(0, r);
           const char* const grad = first_of(1, r);
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
             x_words[r][v] = grad_words[r][v] = Words<kWords>{};
-            if (there) {
+            if (there(r)) {
               x_words[r][v] = load_words<kWords>(x + v * step);
               grad_words[r][v] = load_words<kWords>(grad + v * step);
             }
@@ -419,7 +439,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       const auto first_pass = [&](auto alone) {
 #pragma unroll kRowUnroll
         for (int r = 0; r < kTurnRows; ++r) {
-          if (!kHoldsRow && (!has_row || r >= turn_rows)) continue;
+          if (!kHoldsRow && !there(r)) continue;
           const At now = kHoldsRow ? at : at.recomputed();
           const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
           float along = 0.0f, sum = 0.0f;
@@ -466,12 +486,18 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       } else {
         first_pass(std::false_type{});
       }
-      const bool pair = !kInWarp && turn_rows > 1;
+      const bool pair = kTurnRows == 2 && i + row_step < count;
       const TurnSums merge{layer, pair};
-      if constexpr (kTurnRows == 2) {
+      if constexpr (kSharesExchange) {
         sums = exchange_pair(shared, turn, place.cluster, sums, merge, refill);
       } else {
-        sums = merge.over<32>(sums, lanes);
+        if (kTurnRows == 2 && pair && layer && lanes == 32) {
+          const float each = sum_each(sums);
+          const auto value = [&](int i) { return __shfl_sync(0xffffffffu, each, 8 * i); };
+          sums = {value(0), value(1), value(2), value(3)};
+        } else {
+          sums = merge.over<32>(sums, lanes);
+        }
         if constexpr (!kInWarp) {
           sums = exchange(shared, turn, place.cluster, sums, merge, refill);
         }
@@ -490,9 +516,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       }
 #pragma unroll kRowUnroll
       for (int r = 0; r < kTurnRows; ++r) {
-        if (kInWarp ? kFull && !has_row : r >= turn_rows) continue;
+        if ((kFull || !kInWarp) && !there(r)) continue;
         const At now = at.recomputed();
-        const uint32_t number = first_row + in_stage + r;
+        const uint32_t number = first_row + in_stage + r * row_step;
         // grad_x = g * rstd + x * slope + offset
         const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
         const float row_along = (r == 0 ? sums.x : sums.z) * per_column;
