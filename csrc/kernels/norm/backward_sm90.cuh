@@ -25,12 +25,11 @@ inline constexpr int kBackwardRings = 12;
 struct TurnSums {
   bool layer, pair;
 
-  // Over lanes, for all of them, side by side: one after the other they would take as many waits.
+  // Over lanes, for all of them.
   template <int kMost>
   __device__ float4 over(float4 part, int width) const {
     const auto sum_both = [width](float& a, float& b) {
-      const float2 both = merge_lanes<kMost>(float2{a, b}, width,
-                                             [](float one, float other) { return one + other; });
+      const float2 both = sum_lanes<kMost>(float2{a, b}, width);
       a = both.x, b = both.y;
     };
     if (layer) {

@@ -262,13 +262,13 @@ __device__ inline float merge_lanes(float value, int lanes, const Merge& merge) 
   for (int offset = 4; offset >= 1; offset /= 2) step(offset);
   return value;
 }
-// Two values side by side.
-template <int kMost = 32, class Merge>
-__device__ inline float2 merge_lanes(float2 values, int lanes, const Merge& merge) {
+// Two values side by side: one after the other they would take as many waits.
+template <int kMost = 32>
+__device__ inline float2 sum_lanes(float2 values, int lanes) {
   const auto step = [&](int offset) {
     const float x = __shfl_xor_sync(0xffffffffu, values.x, offset);
     const float y = __shfl_xor_sync(0xffffffffu, values.y, offset);
-    if (offset < lanes) values.x = merge(values.x, x), values.y = merge(values.y, y);
+    if (offset < lanes) values.x += x, values.y += y;
   };
   if (lanes > 8) {
 #pragma unroll
