@@ -52,6 +52,24 @@ def definition(args: list[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return definitions.candidate_attention(q, k, v, kv_start, kv_len, users, scale)
 
 
+def check_in_a_graph_and_on_streams(call: Callable[[], Tensor], want: Tensor) -> None:
+    """The same bits by a graph and, at the same time, on two streams."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = call()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    for _ in range(5):
+        replayed.zero_()
+        torch.cuda.synchronize()
+        got = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                got.append(call())
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, want) for x in (*got, replayed))
+
+
 def check(args: list[Any]) -> Tensor:
     with ikbo.strict():
         out, lse = fwd(args)
@@ -137,20 +155,7 @@ def test_tiles_shared_out_by_keys() -> None:
     args = problem([2] * 70, 64, 1000)
     assert ikbo.explain("candidate_attention", *args)["config"]["shared_blocks"] == 8
     out = check(args)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        replayed, _ = fwd(args)
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    for _ in range(5):
-        replayed.zero_()
-        torch.cuda.synchronize()
-        got = []
-        for stream in streams:
-            with torch.cuda.stream(stream):
-                got.append(fwd(args)[0])
-        graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(x, out) for x in (*got, replayed))
+    check_in_a_graph_and_on_streams(lambda: fwd(args)[0], out)
 
 
 @pytest.mark.gpu
@@ -265,20 +270,7 @@ def test_short_launches_that_read_what_the_one_before_wrote(
         return q
 
     want = chain(torch.cuda.synchronize)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        replayed = chain()
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    for _ in range(5):
-        replayed.zero_()
-        torch.cuda.synchronize()
-        got = []
-        for stream in streams:
-            with torch.cuda.stream(stream):
-                got.append(chain())
-        graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(x, want) for x in (*got, replayed))
+    check_in_a_graph_and_on_streams(chain, want)
 
 
 @pytest.mark.gpu

@@ -23,12 +23,6 @@ __device__ inline void cluster_sync() {
   cuda::ptx::barrier_cluster_wait(cuda::ptx::sem_acquire);
 }
 
-// The same without order among what was written before and is read after.
-__device__ inline void cluster_sync_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-  asm volatile("barrier.cluster.wait;" ::: "memory");
-}
-
 // Stores to the same place of another CTA's shared memory. For those who read it after a
 // cluster_sync().
 __device__ inline void store_in_cluster(float4* place, uint32_t cta_rank, float4 value) {

@@ -69,7 +69,7 @@ __device__ void load_q(Shared<S>& shared, const Params& params) {
   }
 }
 
-// One thread. Waits until both consumers have released a stage.
+// One thread. Waits until all consumers have released a stage.
 template <class S>
 __device__ void load_k(Shared<S>& shared, const Params& params) {
   typename S::Tiles::Position at;
