@@ -175,8 +175,8 @@ constexpr AttentionKernelIndex attention_kernel_for_heads(const AttentionProblem
 
 // Into how many parts each tile's keys are cut: by what the parts take, in eighths of a step with a
 // block of keys, which is about a microsecond. Adding them up costs three, and more with more of
-// them. On half of the SMs a kernel leaves the other half to what follows it, which then is there,
-// with its first keys in L2, when this one ends.
+// them. On half of the SMs a kernel leaves the other half to what follows it, which then is there
+// when this one ends.
 constexpr int attention_parts(int64_t tiles, int64_t blocks, int sm_count) {
   int best = 1;
   int64_t least = std::numeric_limits<int64_t>::max();

@@ -18,7 +18,6 @@
 
 #include "hopper/dependent_launch.cuh"
 #include "hopper/wgmma.cuh"
-#include "kernels/candidate_attention/ask_early.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
 #include "kernels/candidate_attention/shared_keys.cuh"
@@ -280,9 +279,8 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
     return consume<S>(shared, params, group);
   }
   init_barriers(shared, warp);
-  QueryTile guess = guess_first_tile<S>(params);
-  if (hopper::elect_one()) ask_early<S>(params, guess, warp);
-  if constexpr (S::kSharesKeys) guess = {-1};  // the tiles it finds are others
+  const QueryTile guess = guess_first_tile<S>(params);
+  if (hopper::elect_one()) ask_early(params, guess, warp);
   __syncwarp();
   hopper::wait_for_previous_kernel();
   // Each by the warp that has set up the ring. Values, which are needed last, are asked for last.

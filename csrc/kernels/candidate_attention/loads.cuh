@@ -1,7 +1,7 @@
-// The warps of group 2: one finds the CTA's tiles, three load. Of the first tile, where it can be
-// guessed, q and as many blocks as the rings hold are loaded before it is found. If the guess was
-// wrong it is the CTA's first tile nevertheless, with these blocks and without rows: consumers let
-// them go by.
+// The warps of group 2: one finds the CTA's tiles, three load. The first tile may be guessed, as if
+// candidates were grouped and spread evenly over users: then q and as many blocks as the rings hold
+// are loaded before it is found. If the guess was wrong it is the CTA's first tile nevertheless,
+// with these blocks and without rows: consumers let them go by.
 #pragma once
 
 #include "hopper/dependent_launch.cuh"
@@ -9,6 +9,39 @@
 #include "kernels/candidate_attention/shape.cuh"
 
 namespace ikbo::attention {
+
+// The last tile where there is nothing to guess.
+template <class S>
+__device__ QueryTile guess_first_tile(const Params& params) {
+  if constexpr (S::kSharesKeys) return {-1};  // the tiles it finds are others
+  const int32_t index = blockIdx.x, of_tiles = params.parts.divide(index);
+  QueryTile tile = guessed_tile<S::kTileM>(params.runs, params.guess, of_tiles);
+  if (params.is_split()) {
+    tile.take_part(params.parts.remainder(index, of_tiles), params.parts.divisor(), S::kTileN);
+    tile.part = index;
+  }
+  return tile;
+}
+
+// One thread of each warp, while the kernel before may still run and nothing may be read yet: what
+// says where the first tile is.
+__device__ inline void ask_early(const Params& params, const QueryTile& guess, int warp) {
+  if (warp > 0) {
+    return hopper::prefetch_tensor_map(warp == 1 ? params.q : warp == 2 ? params.k : params.v);
+  }
+  const UserRuns& runs = params.runs;
+  constexpr int32_t kUsers = 32 / sizeof(int32_t);  // of a prefetch
+  const int32_t users = guess.is_last() ? min(runs.U, 32) : guess.kv_batch + 1;
+#pragma unroll 1
+  for (int32_t user = 0; user <= users; user += kUsers) {
+    hopper::prefetch_global(runs.user_offsets + user);
+  }
+#pragma unroll 1
+  for (int32_t user = 0; user < users; user += kUsers) {
+    if (runs.kv_start != nullptr) hopper::prefetch_global(runs.kv_start + user);
+    if (runs.kv_len != nullptr) hopper::prefetch_global(runs.kv_len + user);
+  }
+}
 
 // A whole warp. By tickets, a tile is taken when all have begun the one before: taken earlier it
 // would wait here while other CTAs have nothing to do.
@@ -153,9 +186,7 @@ __device__ void load_k(Shared<S>& shared, const Params& params, int32_t key) {
   }
 }
 
-// One thread, likewise. Once all is asked for, the next kernel may start where SMs are free: what
-// it asks for early comes while this one's last blocks are worked on. Started before, it would ask
-// for them along with this one's first, and they might have left L2 again when they are read.
+// One thread, likewise. Once all is asked for, the next kernel may start where SMs are free.
 template <class S>
 __device__ void load_v(Shared<S>& shared, const Params& params, int32_t first) {
   typename S::Tiles::Position at;
