@@ -390,6 +390,8 @@ class Cta:
         q, next_turn = self.q[me], self.turns[(me + 1) % self.consumers]
         at, at_q = Place(2), Place(q.slots)
         at_k, at_v = Place(self.k.slots), Place(self.v.slots)
+        stages_results = q.slots == 2
+        held: Place | None = None  # until results have left through it
 
         def next_tile() -> Generator[None, None, int | None]:
             nonlocal at
@@ -428,10 +430,18 @@ class Cta:
         def after_scores(tile: int, block: int) -> None:
             nonlocal at_k, at_q
             at_k = release(self.k, at_k)
-            if block + 1 == len(self.blocks(tile)):
-                at_q = release(q, at_q)
-            else:
+            if block + 1 < len(self.blocks(tile)):
                 q.readers[at_q.slot] -= 1
+            elif stages_results:
+                at_q = at_q.next()
+            else:
+                at_q = release(q, at_q)
+
+        def give_back() -> None:
+            nonlocal held
+            if stages_results and held is not None:
+                release(q, held)
+            held = None
 
         if me == self.consumers - 1:
             next_turn.arrive()
@@ -463,6 +473,10 @@ class Cta:
                 finishes = block + 1 == len(self.blocks(tile))
                 following, next_block = tile, block + 1
                 if finishes:
+                    give_back()
+                    done_q = Place(q.slots, at_q.block - 1)
+                    if self.random.randrange(2):  # there are rows to be cleared
+                        yield from self.v.full[at_v.slot].wait(at_v.phase)
                     following, next_block = (yield from next_tile()), 0
                     if following is None or not self.has_rows(following, me) or self.parts:
                         break
@@ -470,17 +484,21 @@ class Cta:
                 yield from multiply_scores(following, next_block)
                 yield from multiply_values(tile, block)
                 next_turn.arrive()
+                give_back()
                 yield from some_time()
                 after_scores(following, next_block)
                 yield from some_time()
                 at_v = release(self.v, at_v)
                 if finishes:
                     self.results[tile, me] += 1
+                    held = done_q
                 tile, block = following, next_block
             yield from multiply_values(tile, block)
             yield from some_time()
             at_v = release(self.v, at_v)
             self.results[tile, me] += 1
+            held = done_q
+            give_back()
             tile = following
         if me == 0:
             yield from self.turns[0].wait()

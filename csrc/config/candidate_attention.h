@@ -25,7 +25,7 @@ struct AttentionKernel {
   int head_v;
   int tile_n;
   int q_slots;  // of each consumer: with two, the next tile's q is there before this one is done
-                // with
+                // with, and results leave through the slot of the tile that is
   int stages;   // of K and of V
   int consumers = 2;
   // The second product is waited for before the exponentials: then these, sums and rounding are one
@@ -42,6 +42,7 @@ struct AttentionKernel {
     return consumers * q_slots * q_bytes() + stages * (k_bytes() + v_bytes()) + kSmallBytes +
            kAlignmentBytes;
   }
+  constexpr bool stages_results() const { return q_slots == 2; }
   constexpr int threads() const { return (consumers + 1) * kWarpGroupThreads; }
   // Of a thread.
   constexpr int consumer_registers() const { return consumers == 2 ? 232 : 160; }

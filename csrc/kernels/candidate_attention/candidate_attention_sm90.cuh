@@ -57,6 +57,24 @@ __device__ inline void multiply_weights_v(Outputs<S>& outputs, const Weights<S>&
   }
 }
 
+// A consumer: zeros for the rows of a block of values from `keys` on, which the copy engine has
+// loaded with the rest: a weight of 0 doesn't remove a NaN. Each consumer writes them, the same.
+template <class S>
+__device__ inline void clear_rows(typename S::T (&block)[S::kHeadV / kBlock][S::kTileN * kBlock],
+                                  int32_t keys, int consumer) {
+  constexpr int kRowVectors = hopper::kSwizzleRowBytes / sizeof(uint4);
+  const int thread = threadIdx.x % kGroupThreads;
+#pragma unroll
+  for (int d = 0; d < S::kHeadV / kBlock; ++d) {
+    auto* const vectors = reinterpret_cast<uint4*>(block[d]);
+    for (int i = keys * kRowVectors + thread; i < S::kTileN * kRowVectors; i += kGroupThreads) {
+      vectors[i] = {0, 0, 0, 0};
+    }
+  }
+  hopper::fence_shared_for_async();
+  hopper::barrier_wait(hopper::numbered(NamedBarrier::kCleared, consumer), kGroupThreads);
+}
+
 template <class S>
 __device__ inline void round_weights(Weights<S>& weights, const Scores<S>& scores) {
 #pragma unroll
@@ -126,25 +144,47 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   // last.
   const auto release_q = [&](int32_t keys) {
     if (keys > S::kTileN) return;
-    ring_q.release(at_q.slot, thread);
+    if constexpr (!S::kStagesResults) ring_q.release(at_q.slot, thread);
     at_q.advance();
+  };
+  // Where results leave through the tile's slot of q, it is held until they have, a step later.
+  constexpr int kNone = -1;
+  [[maybe_unused]] int held = kNone;
+  const auto give_back = [&] {
+    if constexpr (S::kStagesResults) {
+      if (held == kNone) return;
+      if (thread % 32 == 0) {
+        hopper::tma_store_wait_read<0>();
+        hopper::arrive(ring_q.empty[held]);
+      }
+      held = kNone;
+      __syncwarp();
+    }
   };
 
   // Consumer 0 has the first turn.
   if (consumer == S::kConsumers - 1) hopper::barrier_arrive(its_turn, kBoth);
   Softmax<S::kTileN / 2> softmax(params.scale);
   typename S::Tile tile = next_tile();
+  int done_q = 0;  // the slot of the tile whose last scores are made
   const auto leave = [&](Outputs<S>& outputs, float (&lse)[2]) {
+    const ConsumerRows rows(tile, consumer);
     if constexpr (S::kSharesKeys) {
-      if (tile.keeps) return hand_over_results<S>(params, outputs, lse, consumer);
+      if (__any_sync(0xffffffffu, tile.keeps)) {
+        return hand_over_results<S>(params, outputs, lse, consumer);
+      }
     }
-    store_results<S>(params, outputs, lse, ConsumerRows(tile, consumer));
+    if constexpr (S::kStagesResults) {
+      stage_results<S>(shared.q[consumer][done_q][0], params, outputs, lse, rows);
+    } else {
+      store_results<S>(params, outputs, lse, rows);
+    }
   };
   while (!tile.is_last()) {
     if (!has_rows(tile)) {
       if (tile.loaded_in_vain(consumer * kConsumerRows)) {
         ring_q.wait_full(at_q);
-        ring_q.release(at_q.slot, thread);
+        ring_q.release(at_q.slot, S::kStagesResults ? thread % 32 : thread);
         at_q.advance();
       }
       for (int32_t key = 0; key < tile.kv_len; key += S::kTileN) {
@@ -184,6 +224,12 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     for (;;) {
       const bool finishes = keys_left <= 0;
       if (finishes) {
+        give_back();
+        done_q = at_q.slot_before(1);
+        if (keys_left < 0 && tile.kv_row + tile.kv_len < params.runs.L) {
+          shared.ring_v.wait_full(at_v);
+          clear_rows<S>(shared.v[at_v.slot], keys_left + S::kTileN, consumer);
+        }
         next = next_tile();
         // Parts don't go on across tiles either: their results leave below.
         if (next.is_last() || !has_rows(next) || params.is_split()) break;
@@ -194,6 +240,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       multiply_scores(scores);
       multiply_values(outputs, weights, adds);
       hopper::barrier_arrive(its_turn, kBoth);
+      give_back();
       is_there = shared.ring_k.is_full(at_k);
       hopper::wgmma_wait<1>();  // the scores
       hopper::fence_registers(scores);
@@ -221,6 +268,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       adds = !finishes;
       if (finishes) {
         leave(outputs, lse);
+        held = done_q;
         __syncwarp();
         tile = next;
       }
@@ -242,6 +290,8 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       leave(outputs, lse);
     }
     __syncwarp();
+    held = done_q;
+    give_back();
     tile = next;
   }
   // A turn was handed on after the last scores as after all others: consumer 0 takes it.
@@ -302,9 +352,12 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   } else if (warp == 1) {
     load_q(shared, params, guess.rows);
   } else if (warp == 2) {
-    if (hopper::elect_one()) load_k(shared, params, early_keys);
+    if (!hopper::elect_one()) return;
+    load_blocks<S, S::kHeadQk>(shared, shared.k, shared.ring_k, params.k, params, early_keys);
   } else {
-    if (hopper::elect_one()) load_v(shared, params, early_keys);
+    if (!hopper::elect_one()) return;
+    load_blocks<S, S::kHeadV>(shared, shared.v, shared.ring_v, params.v, params, early_keys);
+    hopper::allow_next_kernel();  // all is asked for
   }
 }
 

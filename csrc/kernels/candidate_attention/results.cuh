@@ -1,10 +1,11 @@
-// How a consumer's results get to memory: from registers, 16 bytes at a time. Through shared memory
-// and the copy engine they would hold up a slot of q, or take room from keys, and rows that don't
-// lie side by side or aren't the user's would need a second way.
+// How a consumer's results get to memory: through shared memory and the copy engine where a warp's
+// sixteen rows are all the user's and lie side by side, and a slot of q is free for them; else from
+// registers, 16 bytes at a time, which takes four times as many instructions.
 #pragma once
 
 #include <cmath>
 
+#include "hopper/fragments.cuh"
 #include "kernels/candidate_attention/shape.cuh"
 #include "kernels/numeric.cuh"
 
@@ -90,6 +91,51 @@ __device__ inline void store_results(const Params& params, const Outputs<S>& out
     }
     if (exists && params.lse != nullptr && lane_of_four == 0) {
       write_lse(params, in_batch, place.head, lse[half]);
+    }
+  }
+}
+
+// The same through `slot`, the consumer's: each warp its own rows. Its first lane must wait for its
+// stores before the slot is used again.
+template <class S>
+__device__ inline void stage_results(typename S::T* slot, const Params& params,
+                                     const Outputs<S>& outputs, const float (&lse)[2],
+                                     const ConsumerRows& place) {
+  using T = typename S::T;
+  const int lane = threadIdx.x % 32, first_row = threadIdx.x % kGroupThreads / 32 * kWarpRows;
+  const bool scattered = params.runs.order != nullptr || place.rows < first_row + kWarpRows;
+  // By a vote, so that ptxas knows that the warp stays together.
+  if (__any_sync(0xffffffffu, scattered)) {
+    return store_results<S>(params, outputs, lse, place);
+  }
+  constexpr int kSlotBlock = kConsumerRows * hopper::kSwizzleRowBytes;
+  auto* const bytes = reinterpret_cast<char*>(slot);
+#pragma unroll
+  for (int d = 0; d < S::kHeadV / 16; ++d) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* const o = &outputs[8 * d + 2 * i];
+      words[i] = pack<T>(o[0], o[1]);
+    }
+    const uint32_t at = hopper::swizzle_128(first_row + lane % 16, d % 4 * 32 + lane / 16 * 16);
+    hopper::store_tiles(bytes + d / 4 * kSlotBlock + at, words);
+  }
+  hopper::fence_shared_for_async();
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int d = 0; d < S::kHeadV / kBlock; ++d) {
+      hopper::tma_store(
+          params.results, bytes + d * kSlotBlock + first_row * hopper::kSwizzleRowBytes,
+          hopper::L2Hint::kNormal, d * kBlock, place.head, place.first_row + first_row);
+    }
+    hopper::tma_store_commit();
+  }
+  if (params.lse != nullptr && lane % 4 == 0) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      write_lse(params, place.first_row + row_of_thread(half), place.head, lse[half]);
     }
   }
 }
