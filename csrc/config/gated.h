@@ -124,8 +124,8 @@ constexpr ProductConfig product_config(const LinearProblem& problem, int weights
     const WeightStreamProblem streamed = stream_problem(problem, weights);
     if (problem.M <= kMaxStreamedTokens &&
         weight_stream_decline_reason(streamed, device) == nullptr) {
-      config.stream = weight_stream_config(streamed, device);
       // It isn't persistent: more CTAs than SMs would leave a limit on SMs behind.
+      config.stream = weight_stream_config(streamed, device, false, 1);
       const bool is_quicker =
           config.stream.clocks < config.gemm.clocks + weight_stream_model::kStartClocks;
       if (is_quicker && config.stream.ctas() <= device.sm_count) {
