@@ -23,9 +23,6 @@ struct WeightStreamProblem {
 struct WeightStreamKernel {
   static constexpr int kRows = 128;
   static constexpr int kBoxK = 64;  // 128 bytes: the swizzle span
-  // Two boxes side by side. Single ones had the warp group wait and release twice as often, about
-  // 450 clocks each, and touch each row of DRAM twice as often.
-  static constexpr int kTileK = 2 * kBoxK;
   static constexpr int kElementBytes = 2;
   static constexpr int kMaxTokens = 64;                   // of a tile
   static constexpr int kMaxSplit = 8;                     // CTAs of a portable cluster
@@ -42,9 +39,14 @@ struct WeightStreamKernel {
   int weights;
 
   constexpr int features() const { return kRows / weights; }  // at most
+  // Boxes side by side in a stage. Two have the warp group wait and release half as often (76 to 73
+  // us for a gated MLP of 16 tokens, 4096 x 11008); of 64 tokens they leave room for two stages
+  // only, and one box, for four, is quicker (80 against 87 us).
+  constexpr int boxes() const { return tokens == 16 ? 2 : 1; }
+  constexpr int tile_k() const { return boxes() * kBoxK; }
   // Floats from token to token of the sums: no bank is hit twice, neither across nor along.
   constexpr int pitch() const { return features() + 4; }
-  constexpr int stage_bytes() const { return (kRows + tokens) * kTileK * kElementBytes; }
+  constexpr int stage_bytes() const { return (kRows + tokens) * tile_k() * kElementBytes; }
   constexpr int stages() const {
     return (kSharedBytes - kAlignmentBytes - kBarrierBytes) / stage_bytes();
   }
@@ -84,7 +86,7 @@ inline constexpr double kL2BytesPerClock = 60;      // into each SM while all of
 inline constexpr double kIngestBytesPerClock = 60;  // into one SM at most, from L2
 inline constexpr double kDramIngestCost = 1.5;      // of what comes from DRAM, times as much
 inline constexpr double kLatencyClocks = 1500;      // of a load under load
-inline constexpr double kStepClocks = 500;          // of a warp group: waits, products, release
+inline constexpr double kBoxClocks = 475;           // of a warp group: waits, products, release
 inline constexpr double kStartClocks = 1500;        // barriers, maps, the first bytes
 inline constexpr double kMeetClocks = 1500;         // a cluster's sums: two meetings, remote loads
 inline constexpr double kRemoteBytesPerClock = 32;  // into one SM, of a cluster's other CTAs
@@ -126,9 +128,9 @@ constexpr double clocks(const WeightStreamProblem& p, const WeightStreamKernel& 
   const int64_t ctas = ceil_div(p.N, features) * token_tiles(p) * split;
   const int64_t resident = std::min<int64_t>(ctas, room(split, K::kCtasPerSm, device) * split);
   const auto each_sm = static_cast<double>(ceil_div(resident, device.sm_count));
-  const double weight_bytes = features * p.weights * K::kTileK * K::kElementBytes;
+  const double weight_bytes = features * p.weights * kernel.tile_k() * K::kElementBytes;
   const double bytes =
-      weight_bytes + static_cast<double>(token_rows(p)) * K::kTileK * K::kElementBytes;
+      weight_bytes + static_cast<double>(token_rows(p)) * kernel.tile_k() * K::kElementBytes;
   // The tiles of the same weights' rows run together: DRAM sends those once.
   const double of_dram = weight_bytes / static_cast<double>(token_tiles(p));
   const auto running = static_cast<double>(resident);
@@ -137,11 +139,11 @@ constexpr double clocks(const WeightStreamProblem& p, const WeightStreamKernel& 
       bytes * running / (kL2BytesPerClock * device.sm_count),
       of_dram * running / kDramBytesPerClock,
       kLatencyClocks / kernel.stages(),
-      4.0 * each_sm * kernel.tokens,  // products: 128 rows, 128 deep
-      kStepClocks,
+      2.0 * each_sm * kernel.tokens * kernel.boxes(),  // products: 128 rows, 64 deep
+      kBoxClocks * kernel.boxes(),
   });
   const auto waves = static_cast<double>(ceil_div(ctas, resident));
-  const auto steps = static_cast<double>(ceil_div(ceil_div(p.K, K::kTileK), split));
+  const auto steps = static_cast<double>(ceil_div(ceil_div(p.K, kernel.tile_k()), split));
   const auto tile_tokens = static_cast<double>(std::min<int64_t>(p.M, K::kMaxTokens));
   const double meeting =
       split == 1 ? 0 : kMeetClocks + tile_tokens * features * p.weights * 4 / kRemoteBytesPerClock;
@@ -183,32 +185,28 @@ constexpr WeightStreamConfig weight_stream_config_of(int split, int ctas_per_sm,
   config.split = split;
   config.tiles = static_cast<int32_t>(weight_stream_model::ceil_div(problem.N, config.features));
   config.token_tiles = static_cast<int32_t>(weight_stream_model::token_tiles(problem));
-  config.k_steps =
-      static_cast<int32_t>(weight_stream_model::ceil_div(problem.K, WeightStreamKernel::kTileK));
+  const WeightStreamKernel kernel{tokens, problem.weights};
+  config.k_steps = static_cast<int32_t>(weight_stream_model::ceil_div(problem.K, kernel.tile_k()));
   config.weights_stay =
       problem.N * problem.K * problem.weights * WeightStreamKernel::kElementBytes <=
       device.l2_bytes / 2;
-  config.clocks = weight_stream_model::clocks(problem, {tokens, problem.weights}, config.features,
-                                              split, device);
+  config.clocks = weight_stream_model::clocks(problem, kernel, config.features, split, device);
   return config;
 }
 
 // The config with the least estimated clocks, for a problem with an output, K at least 1 and no
-// decline reason. One that `follows` a kernel reads weights ahead with every CTA that finds room
-// while that one ends: of two about as quick it takes the one with more CTAs.
+// decline reason.
 constexpr WeightStreamConfig weight_stream_config(
-    const WeightStreamProblem& problem, const DeviceLimits& device, bool follows = false,
+    const WeightStreamProblem& problem, const DeviceLimits& device,
     int most_ctas_per_sm = WeightStreamKernel::kCtasPerSm) {
-  constexpr double kAboutAsQuick = 1.1;
   WeightStreamConfig best = weight_stream_config_of(1, 1, problem, device);
-  const int64_t most =
+  const int64_t most_split =
       std::min<int64_t>({WeightStreamKernel::kMaxSplit, best.k_steps, device.sm_count});
-  for (int split = 1; split <= most; split *= 2) {
+  for (int split = 1; split <= most_split; split *= 2) {
     for (int ctas_per_sm = 1; ctas_per_sm <= most_ctas_per_sm; ++ctas_per_sm) {
       const WeightStreamConfig config =
           weight_stream_config_of(split, ctas_per_sm, problem, device);
-      const double leeway = follows && config.ctas() > best.ctas() ? kAboutAsQuick : 1;
-      if (config.clocks < leeway * best.clocks) best = config;
+      if (config.clocks < best.clocks) best = config;
     }
   }
   return best;
@@ -216,7 +214,8 @@ constexpr WeightStreamConfig weight_stream_config(
 
 // For explain: the config as JSON.
 inline std::string to_json(const WeightStreamConfig& config) {
-  return "{\"kernel\": \"weight_stream_sm90_128x" + std::to_string(config.tokens) + "x128\", " +
+  return "{\"kernel\": \"weight_stream_sm90_128x" + std::to_string(config.tokens) + "x" +
+         std::to_string(WeightStreamKernel{config.tokens, config.weights}.tile_k()) + "\", " +
          "\"weights\": " + std::to_string(config.weights) +
          ", \"features\": " + std::to_string(config.features) +
          ", \"split_k\": " + std::to_string(config.split) +

@@ -16,8 +16,10 @@ IKBO_TEST_ENTRY ikbo_test_weight_stream(const void* x, const void* w0, const voi
     constexpr int kMaxSharedBytes = 227 * 1024;
     const WeightStreamProblem problem{M, N, K, w1 == nullptr ? 1 : 2};
     const DeviceLimits device{static_cast<int>(sms), l2_bytes, kMaxSharedBytes};
+    const WeightStreamConfig chosen = weight_stream_config(problem, device);
+    while (split > chosen.k_steps) split /= 2;
     const WeightStreamConfig config =
-        split == 0 ? weight_stream_config(problem, device)
+        split == 0 ? chosen
                    : weight_stream_config_of(static_cast<int>(split), static_cast<int>(ctas_per_sm),
                                              problem, device);
     const weight_stream::Operands operands{

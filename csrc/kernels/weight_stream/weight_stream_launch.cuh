@@ -58,8 +58,8 @@ void launch_kernel(const Operands& operands, const WeightStreamProblem& problem,
   params.split_log2 = std::countr_zero(static_cast<unsigned>(config.split));
   const int64_t quads = weight_stream_model::ceil_div(config.features / 4, config.split);
   params.quads_log2 = std::bit_width(static_cast<unsigned>(quads - 1));
-  params.load_bytes = static_cast<uint32_t>((config.features * S::kWeights + token_rows) * kTileK *
-                                            K::kElementBytes);
+  params.load_bytes = static_cast<uint32_t>((config.features * S::kWeights + token_rows) *
+                                            S::kTileK * K::kElementBytes);
   params.weight_hint = config.weights_stay ? hopper::L2Hint::kNormal : hopper::L2Hint::kEvictFirst;
   params.activation = operands.activation;
   params.x_is_under_way = operands.x_is_under_way;

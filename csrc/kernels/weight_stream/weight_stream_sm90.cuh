@@ -8,8 +8,8 @@
 // - Warps 0 to 3, consumers. They wait for a slot to be full, run wgmma on it and release the slot
 //   before it.
 // - Warp 4, producer. One lane waits for a slot to be empty and issues the TMA loads of the next
-//   128-deep K block: 128 rows of weights, all rows of x. Where the kernel ahead computes x, the
-//   weights of the ring's first blocks are on their way before it is waited for.
+//   block of K, 64 or 128 deep: 128 rows of weights, all rows of x. Where the kernel ahead computes
+//   x, the weights of the ring's first blocks are on their way before it is waited for.
 // With a cluster (split > 1) each CTA takes a part of K. At the end the sums, in fp32, take the
 // ring's place in shared memory, turned to [token][feature]; all CTAs of the cluster meet; each
 // adds up its share of the features over the CTAs, always in the order of K, and finishes it.
@@ -33,7 +33,6 @@ namespace ikbo::weight_stream {
 
 inline constexpr int kRows = WeightStreamKernel::kRows;
 inline constexpr int kBoxK = WeightStreamKernel::kBoxK;
-inline constexpr int kTileK = WeightStreamKernel::kTileK;
 inline constexpr int kThreads = WeightStreamKernel::kThreads;
 
 enum class NamedBarrier { kConsumers = 1 };  // 0 is __syncthreads
@@ -44,6 +43,7 @@ struct Shape {
   static constexpr int kTokens = kTokens_, kWeights = kWeights_;
   static constexpr WeightStreamKernel kKernel{kTokens, kWeights};
   static constexpr int kStages = kKernel.stages();
+  static constexpr int kBoxes = kKernel.boxes(), kTileK = kKernel.tile_k();
   static constexpr int kFeatures = kKernel.features();  // of each weight
   static constexpr int kWgmmas = kFeatures / 64;        // 64 features each
   using Ring = hopper::Pipeline<kStages, 1>;
@@ -54,8 +54,8 @@ struct Shape {
 template <class S>
 struct alignas(hopper::kSwizzleAtomBytes) Shared {
   struct Slot {
-    typename S::T w[S::kWeights][kTileK / kBoxK][S::kFeatures * kBoxK];
-    typename S::T x[kTileK / kBoxK][S::kTokens * kBoxK];
+    typename S::T w[S::kWeights][S::kBoxes][S::kFeatures * kBoxK];
+    typename S::T x[S::kBoxes][S::kTokens * kBoxK];
   };
   union {
     Slot slots[S::kStages];
@@ -115,9 +115,9 @@ __device__ inline void load_weights(Shared<S>& shared, const Params& p, const Wo
 #pragma unroll
   for (int i = 0; i < S::kWeights; ++i) {
 #pragma unroll
-    for (int k = 0; k < kTileK / kBoxK; ++k) {
+    for (int k = 0; k < S::kBoxes; ++k) {
       hopper::tma_load(shared.slots[slot].w[i][k], p.w[i], shared.ring.full[slot], p.weight_hint,
-                       (work.first_step + step) * kTileK + k * kBoxK, work.first_feature);
+                       (work.first_step + step) * S::kTileK + k * kBoxK, work.first_feature);
     }
   }
 }
@@ -125,9 +125,9 @@ template <class S>
 __device__ inline void load_x(Shared<S>& shared, const Params& p, const Work& work, int step,
                               int slot) {
 #pragma unroll
-  for (int k = 0; k < kTileK / kBoxK; ++k) {
+  for (int k = 0; k < S::kBoxes; ++k) {
     hopper::tma_load(shared.slots[slot].x[k], p.x, shared.ring.full[slot], hopper::L2Hint::kNormal,
-                     (work.first_step + step) * kTileK + k * kBoxK, work.first_token);
+                     (work.first_step + step) * S::kTileK + k * kBoxK, work.first_token);
   }
 }
 
@@ -186,7 +186,7 @@ __device__ void consume(Shared<S>& shared, const Params& p, const Work& work) {
     const uint32_t slot = position.slot * kSlot;
     hopper::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kTileK / 16; ++k) {
+    for (int k = 0; k < S::kTileK / 16; ++k) {
       constexpr int kInBox = kBoxK / 16;
       const uint32_t in_box = k % kInBox * kStep;
 #pragma unroll
