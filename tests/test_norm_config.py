@@ -165,10 +165,13 @@ def test_config(
 
 
 @pytest.mark.parametrize(("rows", "n"), [(131072, 128), (32768, 256), (32768, 1024)])
-def test_warps_of_the_backward_have_about_the_same_rows(rows: int, n: int) -> None:
+def test_ctas_of_the_backward_have_about_the_same_rows(rows: int, n: int) -> None:
     config = _host.norm_config(rows, n, (2, 2, 0), True, True, H200)
-    most = -(-config.blocks // config.owners) * config.rows_per_stage
-    assert most * config.owners <= 1.02 * rows
+    # Warp w of CTA t has the blocks of ring w * partials + t, as in norm/backward_sm90.cuh.
+    for cta in (0, config.partials - 1):
+        rings = [warp * config.partials + cta for warp in range(config.rings)]
+        blocks = sum(-(-(config.blocks - ring) // config.owners) for ring in rings)
+        assert blocks * config.rows_per_stage * config.partials <= 1.02 * rows
 
 
 @given(columns, element_bytes, directions, st.integers(1, 10**6), st.integers(1, 10**6))

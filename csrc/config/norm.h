@@ -279,7 +279,10 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   int per_sm = 1;
   if (m.in_warp()) {
     if (forward && m.thread_vectors <= 5) per_sm = 2;
-    const int64_t turns = std::clamp<int64_t>(kStageBytes / (row_bytes * c.at_once), 1, 8);
+    // The backward takes two rows of one vector a lane at once.
+    const int64_t step = !forward && m.thread_vectors == 1 ? 2 : 1;
+    const int64_t turns =
+        std::clamp<int64_t>(kStageBytes / (row_bytes * c.at_once), step, 8) / step * step;
     c.rows_per_stage = static_cast<int>(turns) * c.at_once;
     c.rings = m.warps;
     // Rows of several fp32 operands.
@@ -293,7 +296,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     const auto most_rows = [&](int64_t stage_rows) {
       return ceil_div(ceil_div(p.rows, stage_rows), rings) * stage_rows;
     };
-    for (int64_t fewer = turns - 1; 2 * fewer > turns; --fewer) {
+    for (int64_t fewer = turns - step; 2 * fewer + step - 1 > turns; fewer -= step) {
       if (most_rows(fewer * c.at_once) < most_rows(c.rows_per_stage)) {
         c.rows_per_stage = static_cast<int>(fewer) * c.at_once;
       }
@@ -316,7 +319,10 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.stage_bytes = norm_detail::stage_bytes(c);
   // More would only take room: in flight is enough with fewer the shorter rows are.
   const bool three = forward || (row_bytes >= 2048 && !c.bias_sums);
-  const int most = m.in_warp() ? (three ? 3 : 2) : (forward ? 4 : NormConfig::kMaxStages);
+  // A stage of two rows a lane, for even shares, is half of what others are.
+  const bool half = !forward && m.thread_vectors == 1 && c.rows_per_stage == 2 * c.at_once;
+  const int in_warp_most = half ? 4 : three ? 3 : 2;
+  const int most = m.in_warp() ? in_warp_most : forward ? 4 : NormConfig::kMaxStages;
   const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
   c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
   // Wide stages of several wide operands may fill an SM alone.

@@ -21,19 +21,73 @@ namespace ikbo::norm {
 
 inline constexpr int kBackwardRings = 12;
 
-// Of two rows: the sums of g * xhat and of g.
-template <int kMost>
-struct PairSums {
+// Of a turn's rows, the sums of g * xhat and of g: .x and .y of the first, .z and .w of the second.
+struct TurnSums {
   bool layer, pair;
 
-  __device__ float4 operator()(float4 part, int width, bool = false) const {
-    part.x = sum_lanes<kMost>(part.x, width);
-    if (layer) part.y = sum_lanes<kMost>(part.y, width);
-    if (pair) part.z = sum_lanes<kMost>(part.z, width);
-    if (pair && layer) part.w = sum_lanes<kMost>(part.w, width);
+  // Over lanes, for all of them.
+  template <int kMost>
+  __device__ float4 over(float4 part, int width) const {
+    const auto sum_both = [width](float& a, float& b) {
+      const float2 both = sum_lanes<kMost>(float2{a, b}, width);
+      a = both.x, b = both.y;
+    };
+    if (layer) {
+      sum_both(part.x, part.y);
+      if (pair) sum_both(part.z, part.w);
+    } else if (pair) {
+      sum_both(part.x, part.z);
+    } else {
+      part.x = sum_lanes<kMost>(part.x, width);
+    }
     return part;
   }
+  // Of a cluster's CTAs.
+  __device__ float4 operator()(float4 part, int width, bool = false) const {
+    return over<kMaxWarps>(part, width);
+  }
 };
+
+// Over a warp: x in lanes 0 to 7, y in 8 to 15, z and w. Lanes hand on what others add up, which
+// takes 6 shuffles in place of 20. In the order of sum_lanes.
+__device__ inline float sum_each(const float4& part) {
+  const int lane = threadIdx.x % 32;
+  const bool upper = lane & 16, odd = lane & 8;
+  const auto other = [](float value, int offset) {
+    return __shfl_xor_sync(0xffffffffu, value, offset);
+  };
+  const float first = (upper ? part.z : part.x) + other(upper ? part.x : part.z, 16);
+  const float second = (upper ? part.w : part.y) + other(upper ? part.y : part.w, 16);
+  float sum = (odd ? second : first) + other(odd ? first : second, 8);
+#pragma unroll
+  for (int offset = 4; offset >= 1; offset /= 2) sum += other(sum, offset);
+  return sum;
+}
+
+// The sums of two rows over a CTA's warps and a cluster's CTAs: exchange() with fewer shuffles.
+template <class Between>
+__device__ inline float4 exchange_pair(Exchange& shared, uint32_t& turn, int cluster,
+                                       const float4& part, const TurnSums& merge,
+                                       const Between& between) {
+  const uint32_t buffer = turn & 1, phase = turn >> 1 & 1;
+  ++turn;
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  float* const of_warp = &shared.of_warp[buffer][0].x;
+  float sum = sum_each(part);
+  if (lane % 8 == 0) of_warp[threadIdx.x / 32 * 4 + lane / 8] = sum;
+  __syncthreads();
+  between();
+  // Value lane % 4 of warp lane / 4, and of the one 8 warps on.
+  sum = lane < 4 * warps ? of_warp[lane] : 0.0f;
+  if (warps > 8) sum += lane + 32 < 4 * warps ? of_warp[lane + 32] : 0.0f;
+#pragma unroll
+  for (int offset = 16; offset >= 4; offset /= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  }
+  const auto value = [&](int i) { return __shfl_sync(0xffffffffu, sum, i); };
+  const float4 sums{value(0), value(1), value(2), value(3)};
+  return cluster == 1 ? sums : exchange_ctas(shared, buffer, phase, cluster, sums, merge);
+}
 
 // The compiler knows nothing of them any more.
 template <int kCount>
@@ -109,7 +163,11 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   constexpr bool kHoldsBiasSums = kInWarp ? kFull && kVectors <= 3 : kVectors <= 2;
   constexpr bool kHoldsRow = kFull && (kInWarp ? kVectors <= 2 : kVectors != 2);
   constexpr int kWords = kWordsOf<T, kVector>;
-  constexpr int kTurnRows = kInWarp || kVectors > NormConfig::kPairVectors ? 1 : 2;
+  // Short rows are worked on two at a time, whose waits overlap: by a CTA, and where a lane has one
+  // vector of a full row.
+  constexpr int kMostPaired = !kInWarp ? NormConfig::kPairVectors : kFull ? 1 : 0;
+  constexpr int kTurnRows = kVectors <= kMostPaired ? 2 : 1;
+  constexpr bool kSharesExchange = !kInWarp && kTurnRows == 2;
   extern __shared__ __align__(128) char shared_bytes[];
   __shared__ Exchange shared;
   constexpr int kRings = kInWarp ? kBackwardRings : 1;
@@ -136,7 +194,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       full[ring_index],
       nullptr,
       nullptr,
-      place.team * config.rings + ring_index};
+      place.team + ring_index * (config.owners / config.rings)};
   const bool in_first_warp = kInWarp || threadIdx.x < 32;
   if (in_first_warp) {
     if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
@@ -201,21 +259,47 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     }
   }
 
+  // Of full rows: this thread's first vector in a row, from there to its others, and where grad_x's
+  // are. The compiler knows nothing of that: it would compute it again for each row, in three times
+  // as many instructions. (Where a CTA's rows take all registers, it does.)
+  constexpr bool kHoldsAddress = kFull && (kInWarp || kVectors <= 2);
+  const int begin = at.first(0) * static_cast<int>(sizeof(T));
+  const int step = at.lanes * kVector * static_cast<int>(sizeof(T));
+  [[maybe_unused]] char* first_grad_x = grad_x.data + begin;
+  if constexpr (kHoldsAddress) asm volatile("" : "+l"(first_grad_x));
+
   const bool layer = p.mean != nullptr;
   const float per_column = 1.0f / static_cast<float>(m.columns);
-  const int at_once = config.at_once;  // a CTA's 2 or 1
+  const int at_once = config.at_once;          // a CTA's 2 or 1
+  const int row_step = kInWarp ? at_once : 1;  // of a turn
+  const int turn_step = kInWarp ? kTurnRows * at_once : at_once;
   uint32_t turn = 0;
 
-  // The statistics of a turn's rows are loaded one turn ahead.
+  // The statistics of a turn's rows are loaded one turn ahead. Of a CTA's two rows lane 2 r has
+  // rstd of row r, and lane 2 r + 1 the mean: one load.
   constexpr int kRowUnroll = kFull ? kTurnRows : 1;
-  float next_mean[kTurnRows] = {}, next_rstd[kTurnRows] = {};
-  const auto load_statistics = [&](uint32_t row) {
+  float next_rstd[kTurnRows] = {}, next_mean[kTurnRows] = {}, next_statistic = 0.0f;
+  const auto load_statistics = [&](uint32_t first) {
+    // A product of unsigned words is one instruction; four vectors of a CTA's row lack its
+    // registers.
+    using Number = std::conditional_t<(kInWarp || kVectors < 4), uint32_t, int>;
+    const auto place_of = [&](uint32_t row) {
+      return uint64_t{row} * static_cast<Number>(config.groups) + static_cast<Number>(place.group);
+    };
+    if constexpr (kSharesExchange) {
+      const uint32_t row = first + lane / 2;
+      if (row < ring.rows && lane < 2 * at_once && (lane % 2 == 0 || layer)) {
+        next_statistic = (lane % 2 == 0 ? p.rstd : p.mean)[place_of(row)];
+      }
+    } else {
 #pragma unroll
-    for (int r = 0; r < kTurnRows; ++r) {
-      if (r >= at_once || row + r >= ring.rows) continue;
-      const int64_t of_row = int64_t{row + r} * config.groups + place.group;
-      next_rstd[r] = p.rstd[of_row];
-      if (layer) next_mean[r] = p.mean[of_row];
+      for (int r = 0; r < kTurnRows; ++r) {
+        const uint32_t row = first + r * row_step;
+        if (row >= ring.rows) continue;
+        const uint64_t of_row = place_of(row);
+        next_rstd[r] = p.rstd[of_row];
+        if (layer) next_mean[r] = p.mean[of_row];
+      }
     }
   };
   load_statistics(ring.first_row() + mine);
@@ -261,52 +345,62 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     const uint32_t first_row = ring.first_row();
     const int count = ring.rows_from(first_row);
 #pragma unroll 1
-    for (int i = 0; i < count; i += at_once) {
+    for (int i = 0; i < (kSharesExchange ? 1 : count); i += turn_step) {
       const bool has_row = !kInWarp || i + mine < count;
       const int in_stage = has_row ? i + mine : i;
-      const int turn_rows = kInWarp ? 1 : count;
+      const auto there = [&](int r) {
+        return kInWarp ? i + mine + r * at_once < count : r < count;
+      };
       float mean[kTurnRows], rstd[kTurnRows];
 #pragma unroll
-      for (int r = 0; r < kTurnRows; ++r) mean[r] = next_mean[r], rstd[r] = next_rstd[r];
-      load_statistics(i + at_once < count
-                          ? first_row + i + at_once + mine
+      for (int r = 0; r < kTurnRows; ++r) {
+        const auto of = [&](int from) { return __shfl_sync(0xffffffffu, next_statistic, from); };
+        rstd[r] = kSharesExchange ? of(2 * r) : next_rstd[r];
+        mean[r] = kSharesExchange ? of(2 * r + 1) : next_mean[r];
+      }
+      load_statistics(!kSharesExchange && i + turn_step < count
+                          ? first_row + i + turn_step + mine
                           : first_row + config.owners * config.rows_per_stage + mine);
 
       // Row r of the turn, of operand o.
       const auto in_stage_of = [&](int o, int r) -> const char* {
         if constexpr (kFull) {
           return ring.stage() + offsets[o] +
-                 (!kInWarp && kTurnRows == 1 ? 0 : (in_stage + r) * steps[o]);
+                 (!kInWarp && kTurnRows == 1 ? 0 : (in_stage + r * row_step) * steps[o]);
         } else {
           return operands[ring_index][o].template in_stage<kFull>(ring.stage(), first_row,
                                                                   in_stage + r);
         }
       };
+      // Of a full row this thread's first vector.
+      const auto first_of = [&](int o, int r) { return in_stage_of(o, r) + begin; };
       Words<kWords> x_words[kTurnRows][kHoldsRow ? kVectors : 1];
       Words<kWords> grad_words[kTurnRows][kHoldsRow ? kVectors : 1];
       if constexpr (kHoldsRow) {
 #pragma unroll
         for (int r = 0; r < kTurnRows; ++r) {
-          const bool there = kInWarp ? has_row : r < turn_rows;
-          const int begin = at.first(0) * static_cast<int>(sizeof(T));
-          const int step = at.lanes * kVector * static_cast<int>(sizeof(T));
-          const char* const x = in_stage_of(0, r) + begin;
-          const char* const grad = in_stage_of(1, r) + begin;
+          const char* const x = first_of(0, r);
+          const char* const grad = first_of(1, r);
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
             x_words[r][v] = grad_words[r][v] = Words<kWords>{};
-            if (there) {
+            if (there(r)) {
               x_words[r][v] = load_words<kWords>(x + v * step);
               grad_words[r][v] = load_words<kWords>(grad + v * step);
             }
           }
         }
       }
-      const auto load = [&](const At& now, int r, int v, float (&x)[kVector],
-                            float (&grad)[kVector]) {
+      // Vector v of x and of grad_y. The first two: first_of().
+      constexpr bool kReadsAgain = kFull && kInWarp && !kHoldsRow;
+      const auto load = [&](const char* first_x, const char* first_grad, const At& now, int r,
+                            int v, float (&x)[kVector], float (&grad)[kVector]) {
         if constexpr (kHoldsRow) {
           unpack_words<T>(x_words[r][v], x);
           unpack_words<T>(grad_words[r][v], grad);
+        } else if constexpr (kReadsAgain) {
+          unpack_words<T>(load_words<kWords>(first_x + v * step), x);
+          unpack_words<T>(load_words<kWords>(first_grad + v * step), grad);
         } else {
           now.template load<T>(in_stage_of(0, r), v, x);
           const auto load_grad = [&](auto zero) {
@@ -338,47 +432,74 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       const auto of_row = [](const float (&values)[kTurnRows], int r) {
         return r == 0 ? values[0] : values[kTurnRows - 1];
       };
-      float4 sums{0.0f, 0.0f, 0.0f, 0.0f};  // as in PairSums
+      float4 sums{0.0f, 0.0f, 0.0f, 0.0f};  // as in TurnSums
+      // An RMSNorm's rows without a bias have no sums of grad_y: a loop of their own, an eighth
+      // shorter.
+      const auto first_pass = [&](auto alone) {
 #pragma unroll kRowUnroll
-      for (int r = 0; r < kTurnRows; ++r) {
-        if (!kHoldsRow && (!has_row || r >= turn_rows)) continue;
-        const At now = kHoldsRow ? at : at.recomputed();
-        const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
-        float along = 0.0f, sum = 0.0f;
+        for (int r = 0; r < kTurnRows; ++r) {
+          if (!kHoldsRow && !there(r)) continue;
+          const At now = kHoldsRow ? at : at.recomputed();
+          const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
+          float along = 0.0f, sum = 0.0f;
+          const char* const first_x = kReadsAgain ? first_of(0, r) : nullptr;
+          const char* const first_grad = kReadsAgain ? first_of(1, r) : nullptr;
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          if (!now.has(v)) continue;
-          float xhat[kVector], grad[kVector];
-          load(now, r, v, xhat, grad);
-          if constexpr (kHoldsBiasSums) {
+          for (int v = 0; v < kVectors; ++v) {
+            if (!now.has(v)) continue;
+            float xhat[kVector], grad[kVector];
+            load(first_x, first_grad, now, r, v, xhat, grad);
+            if constexpr (alone) {
+              // No sums of grad_y.
+            } else if constexpr (kHoldsBiasSums) {
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) held_bias_sums[v][e] += grad[e];
-          } else if (config.bias_sums) {
-            bias_sums.add(v, grad);
+              for (int e = 0; e < kVector; ++e) held_bias_sums[v][e] += grad[e];
+            } else if (config.bias_sums) {
+              bias_sums.add(v, grad);
+            }
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) {
+              xhat[e] = fmaf(xhat[e], row_rstd, shift);
+              weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
+            }
+            weigh(now, v, grad);
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) {
+              along = fmaf(grad[e], xhat[e], along);
+              if constexpr (!alone) sum += grad[e];
+            }
           }
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) {
-            xhat[e] = fmaf(xhat[e], row_rstd, shift);
-            weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
-          }
-          weigh(now, v, grad);
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) {
-            along = fmaf(grad[e], xhat[e], along);
-            sum += grad[e];
+          if (r == 0) {
+            sums.x = along, sums.y = sum;
+          } else {
+            sums.z = along, sums.w = sum;
           }
         }
-        if (r == 0) {
-          sums.x = along, sums.y = sum;
+      };
+      if constexpr (kFull && (kInWarp || kVectors <= 2)) {
+        if (layer || config.bias_sums) {
+          first_pass(std::false_type{});
         } else {
-          sums.z = along, sums.w = sum;
+          first_pass(std::true_type{});
         }
+      } else {
+        first_pass(std::false_type{});
       }
-      const bool pair = !kInWarp && turn_rows > 1;
-      sums = PairSums<32>{layer, pair}(sums, lanes);
-      if constexpr (!kInWarp) {
-        sums =
-            exchange(shared, turn, place.cluster, sums, PairSums<kMaxWarps>{layer, pair}, refill);
+      const bool pair = kTurnRows == 2 && i + row_step < count;
+      const TurnSums merge{layer, pair};
+      if constexpr (kSharesExchange) {
+        sums = exchange_pair(shared, turn, place.cluster, sums, merge, refill);
+      } else {
+        if (kTurnRows == 2 && pair && layer && lanes == 32) {
+          const float each = sum_each(sums);
+          const auto value = [&](int i) { return __shfl_sync(0xffffffffu, each, 8 * i); };
+          sums = {value(0), value(1), value(2), value(3)};
+        } else {
+          sums = merge.over<32>(sums, lanes);
+        }
+        if constexpr (!kInWarp) {
+          sums = exchange(shared, turn, place.cluster, sums, merge, refill);
+        }
       }
 
       // Else the compiler would keep what it has unpacked, in registers that there aren't.
@@ -394,9 +515,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
       }
 #pragma unroll kRowUnroll
       for (int r = 0; r < kTurnRows; ++r) {
-        if (kInWarp ? kFull && !has_row : r >= turn_rows) continue;
+        if ((kFull || !kInWarp) && !there(r)) continue;
         const At now = at.recomputed();
-        const uint32_t number = first_row + in_stage + r;
+        const uint32_t number = first_row + in_stage + r * row_step;
         // grad_x = g * rstd + x * slope + offset
         const float row_rstd = of_row(rstd, r), shift = -of_row(mean, r) * row_rstd;
         const float row_along = (r == 0 ? sums.x : sums.z) * per_column;
@@ -404,11 +525,14 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
         const float slope = -row_along * row_rstd * row_rstd;
         const float offset = -fmaf(row_along, shift, row_sum) * row_rstd;
         [[maybe_unused]] StoreState x_state{}, residual_state{};
+        const char* const first_x = kReadsAgain ? first_of(0, r) : nullptr;
+        const char* const first_grad = kReadsAgain ? first_of(1, r) : nullptr;
+        [[maybe_unused]] char* const to = first_grad_x + number * grad_x.row_bytes;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
           if (!now.has(v)) continue;
           float x[kVector], grad[kVector];
-          load(now, r, v, x, grad);
+          load(first_x, first_grad, now, r, v, x, grad);
           weigh(now, v, grad);
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
@@ -427,7 +551,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
               with_type<T>(p.grad_residual_out.type, add);
             }
           }
-          if constexpr (kFull) {
+          if constexpr (kHoldsAddress) {
+            if (p.grad_x.data) store_words(to + v * step, pack_words<T>(grad));
+          } else if constexpr (kFull) {
             if (p.grad_x.data) now.template store<T>(grad_x.row(number), v, grad, true, x_state);
           } else {
             const auto store = [&](ElementType type, const Target& to, StoreState& state) {

@@ -29,8 +29,8 @@ struct Moments {
 
   __device__ float4 operator()(float4 part, int width, bool all) const {
     if (!layer) return {0.0f, sum_lanes<kMaxWarps>(part.y, width), 0.0f, 0.0f};
-    const float sum = sum_lanes<kMaxWarps>(part.x, width),
-                count = sum_lanes<kMaxWarps>(part.z, width);
+    const float2 both = sum_lanes<kMaxWarps>(float2{part.x, part.z}, width);
+    const float sum = both.x, count = both.y;
     const float mean = __fmul_rn(sum, all ? per_column : per_cta_column), away = part.w - mean;
     return {sum, sum_lanes<kMaxWarps>(fmaf(part.z * away, away, part.y), width), count, mean};
   }

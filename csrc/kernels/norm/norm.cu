@@ -20,6 +20,8 @@ constexpr int kFinishLoads = 9;
 __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
     norm_finish_sm90(const __grid_constant__ NormBackward p, int64_t columns, int partials) {
   __shared__ float sums[kFinishGroups][kFinishColumns];
+  // The next kernel's CTAs may set up meanwhile: all of this one's are there, or it couldn't begin.
+  hopper::allow_next_kernel();
   hopper::wait_for_previous_kernel();
   const bool bias = blockIdx.y == 1;
   const float* from = bias ? p.bias_partials : p.weight_partials;

@@ -217,7 +217,14 @@ struct Ring {
     const int count = rows_from(first);
     char* const to = bytes + stage * config.stage_bytes;
     uint32_t expected = 0;
-    if (touching) {
+    if (kInWarp && kFull && touching) {
+      // A lane for each operand: one after the other each would wait for what it reads of it.
+      if (lane < operand_count) {
+        operands[lane].template load_at_once<kFull>(to, first, count, full[stage]);
+      }
+      if (lane > 0) return;
+      for (int i = 0; i < operand_count; ++i) expected += count * operands[i].row_bytes;
+    } else if (touching) {
       if (lane > 0) return;
 #pragma unroll 1
       for (int i = 0; i < operand_count; ++i) {
@@ -255,6 +262,22 @@ __device__ inline float merge_lanes(float value, int lanes, const Merge& merge) 
   for (int offset = 4; offset >= 1; offset /= 2) step(offset);
   return value;
 }
+// Two values side by side: one after the other they would take as many waits.
+template <int kMost = 32>
+__device__ inline float2 sum_lanes(float2 values, int lanes) {
+  const auto step = [&](int offset) {
+    const float x = __shfl_xor_sync(0xffffffffu, values.x, offset);
+    const float y = __shfl_xor_sync(0xffffffffu, values.y, offset);
+    if (offset < lanes) values.x += x, values.y += y;
+  };
+  if (lanes > 8) {
+#pragma unroll
+    for (int offset = kMost / 2; offset >= 8; offset /= 2) step(offset);
+  }
+#pragma unroll
+  for (int offset = 4; offset >= 1; offset /= 2) step(offset);
+  return values;
+}
 template <int kMost = 32>
 __device__ inline float sum_lanes(float value, int lanes) {
   return merge_lanes<kMost>(value, lanes, [](float a, float b) { return a + b; });
@@ -289,6 +312,23 @@ struct Exchange {
   }
 };
 
+// The second half of exchange().
+template <class Merge>
+__device__ inline float4 exchange_ctas(Exchange& shared, uint32_t buffer, uint32_t phase,
+                                       int cluster, const float4& value, const Merge& merge) {
+  const int lane = threadIdx.x % 32;
+  if (threadIdx.x < 32) {
+    if (lane == 0) hopper::arrive_expect_bytes(shared.ready[buffer], sizeof(float4) * cluster);
+    if (lane < cluster) {
+      hopper::store_async_in_cluster(&shared.of_cta[buffer][hopper::cluster_cta_rank()],
+                                     shared.ready[buffer], lane, value);
+    }
+    __syncwarp();
+  }
+  hopper::wait(shared.ready[buffer], phase);
+  return merge(shared.of_cta[buffer][lane & (cluster - 1)], cluster, true);
+}
+
 // Merges the values of all warps of a row, for all threads, in the same order each time. All
 // threads of the CTA (and of its cluster) call it; `turn` counts the calls. merge(value, width,
 // all) reduces the values of `width` lanes, which repeat themselves over the warp, to one for all
@@ -307,17 +347,7 @@ __device__ inline float4 exchange(Exchange& shared, uint32_t& turn, int cluster,
   between();
   const int peer = lane & (width - 1);
   value = merge(peer < warps ? shared.of_warp[buffer][peer] : nothing, width, false);
-  if (cluster == 1) return value;
-  if (warp == 0) {
-    if (lane == 0) hopper::arrive_expect_bytes(shared.ready[buffer], sizeof(float4) * cluster);
-    if (lane < cluster) {
-      hopper::store_async_in_cluster(&shared.of_cta[buffer][hopper::cluster_cta_rank()],
-                                     shared.ready[buffer], lane, value);
-    }
-    __syncwarp();
-  }
-  hopper::wait(shared.ready[buffer], phase);
-  return merge(shared.of_cta[buffer][lane & (cluster - 1)], cluster, true);
+  return cluster == 1 ? value : exchange_ctas(shared, buffer, phase, cluster, value, merge);
 }
 
 }  // namespace ikbo::norm
