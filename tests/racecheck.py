@@ -21,9 +21,6 @@ EXPLAINED = {
         "the CTAs of the cluster meet between writing their sums and reading each other's, and "
         "again before they end"
     ),
-    ("ikbo::attention::clear_rows", "ikbo::attention::clear_rows"): (
-        "both consumers write the same zeros; each has written them before it reads"
-    ),
     ("ikbo::attention::TileRing::read", "ikbo::attention::TileRing::write"): (
         "a tile is written before the arrival on the ring's full barrier, and read after the wait "
         "for it; its slot is written again after all have arrived on the empty one"

@@ -41,17 +41,18 @@ def test_kernels_fit_an_sm() -> None:
         )  # of all consumers
         keys = kernel.stages * kernel.tile_n * (kernel.head_qk + kernel.head_v) * 2
         assert q + keys + 1024 < kernel.shared_bytes <= SHARED_BYTES
-        # A consumer thread's scores, outputs and rounded weights.
+        # A consumer thread's scores, outputs, rounded weights and q.
         registers = kernel.tile_n // 2 + kernel.head_v // 2 + kernel.tile_n // 4
+        registers += kernel.head_qk // 4 * kernel.q_in_registers
         assert registers + 32 <= {2: 232, 3: 160}[kernel.consumers]
         assert kernel.tile_m == kernel.consumers * CONSUMER_ROWS
 
 
 @pytest.mark.parametrize(
     ("D", "Dv", "kernel"),
-    [(8, 8, "64_64_192x128"), (64, 64, "64_64_192x128"), (72, 8, "128_128_128x128"),
-     (8, 72, "128_128_128x128"), (128, 128, "128_128_128x128"), (136, 128, "192_128_128x128"),
-     (192, 24, "192_128_128x128"), (136, 136, "256_256_128x80"), (200, 8, "256_256_128x80"),
+    [(8, 8, "64_64_192x128"), (64, 64, "64_64_192x128"), (72, 8, "128_128_128x128_rounds"),
+     (8, 72, "128_128_128x128_rounds"), (128, 128, "128_128_128x128_rounds"),
+     (136, 128, "192_128_128x128"), (192, 24, "192_128_128x128"), (136, 136, "256_256_128x80"), (200, 8, "256_256_128x80"),
      (256, 256, "256_256_128x80")],
 )  # fmt: skip
 def test_heads_run_in_the_next_size_up(D: int, Dv: int, kernel: str) -> None:
@@ -81,9 +82,15 @@ def test_keys_are_shared_where_rounds_waste_enough() -> None:
     assert not shared(L=4096, lengths_differ=True) and not shared(L=4096, D=256, Dv=256)
 
 
-def test_jagged_histories_run_in_smaller_blocks() -> None:
-    assert _host.attention_config(problem(lengths_differ=True), H200).kernel.tile_n == 96
-    assert _host.attention_config(problem(S=8, lengths_differ=True), H200).kernel.tile_n == 128
+def test_q_is_in_registers_where_there_are_more_tiles_than_a_round() -> None:
+    for sizes, rounds in [
+        ({}, True), ({"S": 8}, True), ({"U": 512}, True), ({"lengths_differ": True}, True),
+        ({"S": 4}, False), ({"S": 1}, False), ({"D": 256, "Dv": 256}, False),
+        ({"L": 4096}, False),  # keys are shared
+        ({"L": 4096, "lengths_differ": True}, True),
+    ]:  # fmt: skip
+        kernel = _host.attention_config(problem(**sizes), H200).kernel
+        assert kernel.q_in_registers == repr(kernel).endswith("_rounds") == rounds, sizes
 
 
 # ---- configs -----------------------------------------------------------------------------------
@@ -175,8 +182,8 @@ def test_declines_with_a_reason(declined: Any, device: Any, words: str) -> None:
 def test_config_prints_as_json() -> None:
     config = _host.attention_config(problem(S=8, ordered=True), H200)
     assert json.loads(repr(config)) == {
-        "kernel": "candidate_attention_sm90_128_128_128x128",
-        "stages": 2,
+        "kernel": "candidate_attention_sm90_128_128_128x128_rounds",
+        "stages": 3,
         "shared_bytes": config.kernel.shared_bytes,
         "parts": 1,
         "ctas": 132,
@@ -306,10 +313,12 @@ class Cta:
 
     def __init__(
         self, tiles: list[tuple[int, int]], q_slots: int, stages: int, consumers: int,
-        tickets: bool, parts: bool, guess: tuple[int, int] | None, random: Random,
+        stages_results: bool, q_in_registers: bool, tickets: bool, parts: bool,
+        guess: tuple[int, int] | None, random: Random,
     ) -> None:  # fmt: skip
         self.tiles, self.tickets, self.parts, self.random = tiles, tickets, parts, random
         self.consumers = consumers
+        self.stages_results, self.q_in_registers = stages_results, q_in_registers
         self.tile_ring = Ring(2, 3 + consumers)  # an arrival for each of three loaders and these
         self.k, self.v = Ring(stages, consumers), Ring(stages, consumers)
         self.q = [Ring(q_slots, 1) for _ in range(consumers)]
@@ -390,7 +399,6 @@ class Cta:
         q, next_turn = self.q[me], self.turns[(me + 1) % self.consumers]
         at, at_q = Place(2), Place(q.slots)
         at_k, at_v = Place(self.k.slots), Place(self.v.slots)
-        stages_results = q.slots == 2
         held: Place | None = None  # until results have left through it
 
         def next_tile() -> Generator[None, None, int | None]:
@@ -416,11 +424,19 @@ class Cta:
             ring.empty[place.slot].arrive()
             return place.next()
 
+        def wait_q(tile: int, holds: bool) -> Step:
+            nonlocal at_q
+            yield from q.full[at_q.slot].wait(at_q.phase)
+            if self.q_in_registers:
+                reads(q, at_q, tile)
+                at_q = at_q.next() if holds else release(q, at_q)
+
         def multiply_scores(tile: int, block: int) -> Step:
             """Waits for the turn and begins the product; the caller hands the turn on."""
             yield from self.k.full[at_k.slot].wait(at_k.phase)
             yield from self.turns[me].wait()
-            reads(q, at_q, tile)
+            if not self.q_in_registers:
+                reads(q, at_q, tile)
             reads(self.k, at_k, (tile, block))
 
         def multiply_values(tile: int, block: int) -> Step:
@@ -430,16 +446,18 @@ class Cta:
         def after_scores(tile: int, block: int) -> None:
             nonlocal at_k, at_q
             at_k = release(self.k, at_k)
+            if self.q_in_registers:
+                return
             if block + 1 < len(self.blocks(tile)):
                 q.readers[at_q.slot] -= 1
-            elif stages_results:
+            elif self.stages_results:
                 at_q = at_q.next()
             else:
                 at_q = release(q, at_q)
 
         def give_back() -> None:
             nonlocal held
-            if stages_results and held is not None:
+            if held is not None:
                 release(q, held)
             held = None
 
@@ -463,24 +481,24 @@ class Cta:
                     at_v = release(self.v, at_v)
                 tile = yield from next_tile()
                 continue
-            yield from q.full[at_q.slot].wait(at_q.phase)
+            yield from wait_q(tile, False)
             yield from multiply_scores(tile, 0)
             next_turn.arrive()
             yield from some_time()
             after_scores(tile, 0)
             block, following = 0, None
+            done_q: Place | None = None
             while True:
                 finishes = block + 1 == len(self.blocks(tile))
                 following, next_block = tile, block + 1
                 if finishes:
                     give_back()
-                    done_q = Place(q.slots, at_q.block - 1)
-                    if self.random.randrange(2):  # there are rows to be cleared
-                        yield from self.v.full[at_v.slot].wait(at_v.phase)
+                    if self.stages_results and not self.q_in_registers:
+                        done_q = Place(q.slots, at_q.block - 1)
                     following, next_block = (yield from next_tile()), 0
                     if following is None or not self.has_rows(following, me) or self.parts:
                         break
-                    yield from q.full[at_q.slot].wait(at_q.phase)
+                    yield from wait_q(following, self.stages_results)
                 yield from multiply_scores(following, next_block)
                 yield from multiply_values(tile, block)
                 next_turn.arrive()
@@ -491,7 +509,7 @@ class Cta:
                 at_v = release(self.v, at_v)
                 if finishes:
                     self.results[tile, me] += 1
-                    held = done_q
+                    held = Place(1) if self.q_in_registers else done_q
                 tile, block = following, next_block
             yield from multiply_values(tile, block)
             yield from some_time()
@@ -523,13 +541,18 @@ class Cta:
         raise AssertionError("threads wait for one another")
 
 
-@pytest.mark.parametrize(("q_slots", "stages"), [(1, 2), (2, 2), (2, 4)])
+@pytest.mark.parametrize(
+    ("q_slots", "stages", "stages_results", "q_in_registers"),
+    [(1, 2, False, False), (1, 3, True, True), (2, 2, False, False), (2, 2, True, False),
+     (2, 4, True, False)],
+)  # fmt: skip
 @pytest.mark.parametrize("consumers", [2, 3])
 @pytest.mark.parametrize(("tickets", "parts"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("guesses", [False, True])
 def test_threads_of_a_cta_end_and_read_what_they_mean_to(
-    q_slots: int, stages: int, consumers: int, tickets: bool, parts: bool, guesses: bool
-) -> None:
+    q_slots: int, stages: int, stages_results: bool, q_in_registers: bool, consumers: int,
+    tickets: bool, parts: bool, guesses: bool,
+) -> None:  # fmt: skip
     for seed in range(100):
         random = Random(seed)
         tiles = [
@@ -543,7 +566,10 @@ def test_threads_of_a_cta_end_and_read_what_they_mean_to(
         if guesses:
             guess = random.choice([1, 64, 65, 64 * consumers]), random.choice([1, 129, 700])
             tiles[:1] = random.choice([tiles[:1], [guess]])
-        cta = Cta(tiles, q_slots, stages, consumers, tickets, parts, guess, random)
+        cta = Cta(
+            tiles, q_slots, stages, consumers, stages_results, q_in_registers, tickets, parts,
+            guess, random,
+        )  # fmt: skip
         cta.run()
         assert cta.results == {
             (tile, consumer): 1

@@ -25,12 +25,16 @@ struct AttentionKernel {
   int head_v;
   int tile_n;
   int q_slots;  // of each consumer: with two, the next tile's q is there before this one is done
-                // with, and results leave through the slot of the tile that is
+                // with
   int stages;   // of K and of V
   int consumers = 2;
   // The second product is waited for before the exponentials: then these, sums and rounding are one
   // block of instructions, which ptxas interleaves.
   bool waits_early = false;
+  // By the copy engine, through a slot of q: of the tile that is done or, where q is in registers,
+  // of the next one's.
+  bool stages_results = false;
+  bool q_in_registers = false;
   // Tiles that don't fill a round are shared out by blocks of keys (config/shared_blocks.h).
   bool shares_keys = false;
 
@@ -42,22 +46,22 @@ struct AttentionKernel {
     return consumers * q_slots * q_bytes() + stages * (k_bytes() + v_bytes()) + kSmallBytes +
            kAlignmentBytes;
   }
-  constexpr bool stages_results() const { return q_slots == 2; }
   constexpr int threads() const { return (consumers + 1) * kWarpGroupThreads; }
   // Of a thread.
   constexpr int consumer_registers() const { return consumers == 2 ? 232 : 160; }
   constexpr int other_registers() const { return consumers == 2 ? 40 : 32; }
-  // fp32 scores and outputs, and 16-bit weights, that a consumer thread holds.
+  // fp32 scores and outputs, and pairs of 16-bit weights and of q, that a consumer thread holds.
   constexpr int scores() const { return tile_n / 2; }
   constexpr int outputs() const { return head_v / 2; }
   constexpr int weights() const { return tile_n / 4; }
+  constexpr int queries() const { return q_in_registers ? head_qk / 4 : 0; }
 };
 
 enum AttentionKernelIndex {
   k64,
   k64Tall,
   k128,
-  k128Jagged,
+  k128Rounds,
   k128SharesKeys,
   k192,
   k256,
@@ -67,12 +71,12 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     {64, 64, 128, 2, 4},
     // The softmax of heads of 64 takes longer than their products: of two consumers', one runs
     // under the products of the third.
-    {64, 64, 128, 2, 4, 3, /*waits_early=*/true},
+    {64, 64, 128, 2, 4, 3, /*waits_early=*/true, /*stages_results=*/true},
+    // Of one round: a tile's q is read once from shared memory, and its results are the CTA's last.
     {128, 128, 128, 2, 2},
-    // Of the last block of keys half is masked on average: smaller blocks. They run as fast a key.
-    {128, 128, 96, 2, 3},
+    {128, 128, 128, 1, 3, 2, false, /*stages_results=*/true, /*q_in_registers=*/true},
     // Sharing makes every step 2 to 3 % slower, even where nothing is shared.
-    {128, 128, 128, 2, 2, 2, false, /*shares_keys=*/true},
+    {128, 128, 128, 2, 2, 2, false, /*stages_results=*/true, false, /*shares_keys=*/true},
     // Steps of larger heads are long enough to load q in. With fewer keys, products would be bound
     // by reads of q from shared memory.
     {192, 128, 128, 1, 2},
@@ -86,7 +90,8 @@ constexpr bool attention_kernel_is_possible(const AttentionKernel& kernel) {
   const int kept_free = kernel.consumers == 2 ? 40 : 32;
   return kernel.head_qk % 64 == 0 && kernel.head_v % 64 == 0 && kernel.tile_n % 16 == 0 &&
          kernel.head_v <= kernel.head_qk &&
-         kernel.scores() + kernel.outputs() + kernel.weights() + kept_free <=
+         (!kernel.stages_results || kernel.q_slots == 2 || kernel.q_in_registers) &&
+         kernel.scores() + kernel.outputs() + kernel.weights() + kernel.queries() + kept_free <=
              kernel.consumer_registers() &&
          AttentionKernel::kWarpGroupThreads *
                  (kernel.other_registers() + kernel.consumers * kernel.consumer_registers()) <=
@@ -220,9 +225,9 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   const bool guesses =
       !problem.lengths_differ && !problem.ordered && problem.U > 0 && problem.B % problem.U == 0;
   if (guesses) config.expected_tiles = static_cast<int>(tiles.of_user);
-  if (config.kernel != k128) return config;
-  if (config.tickets) config.kernel = k128Jagged;
-  if (config.parts == 1 && !problem.lengths_differ && config.ctas == device.sm_count) {
+  if (config.kernel != k128 || tiles.even <= device.sm_count) return config;
+  config.kernel = k128Rounds;
+  if (!problem.lengths_differ) {
     const int64_t unshared = (tiles.even + config.ctas - 1) / config.ctas * blocks;
     const int64_t shared = (tiles.even * blocks + config.ctas - 1) / config.ctas;
     // What is kept and added up costs about two blocks, and every step is slower.
@@ -239,7 +244,10 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
 inline std::string name(const AttentionKernel& kernel) {
   return "candidate_attention_sm90_" + std::to_string(kernel.head_qk) + "_" +
          std::to_string(kernel.head_v) + "_" + std::to_string(kernel.tile_m()) + "x" +
-         std::to_string(kernel.tile_n) + (kernel.shares_keys ? "_shared" : "");
+         std::to_string(kernel.tile_n) +
+         (kernel.q_in_registers ? "_rounds"
+          : kernel.shares_keys  ? "_shared"
+                                : "");
 }
 
 // For explain: the config as JSON.

@@ -354,6 +354,7 @@ void bind_candidate_attention(py::module_& m) {
       .def_readonly("q_slots", &Kernel::q_slots)
       .def_readonly("stages", &Kernel::stages)
       .def_readonly("consumers", &Kernel::consumers)
+      .def_readonly("q_in_registers", &Kernel::q_in_registers)
       .def_property_readonly("tile_m", &Kernel::tile_m)
       .def_property_readonly("shared_bytes", &Kernel::shared_bytes)
       .def("__repr__", [](const Kernel& kernel) { return ikbo::name(kernel); });

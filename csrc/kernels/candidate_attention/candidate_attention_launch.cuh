@@ -12,7 +12,7 @@ namespace ikbo::attention {
 
 // Neither of the kernels for more tiles than one round takes.
 template <class S>
-inline constexpr bool kCutsKeys = S::kIndex != k128Jagged && S::kIndex != k128SharesKeys;
+inline constexpr bool kCutsKeys = S::kIndex != k128Rounds && S::kIndex != k128SharesKeys;
 
 template <class S>
 void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cudaStream_t stream) {
@@ -29,6 +29,9 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
                              {kBlock, 1, config.rows_together}, Swizzle::k128Bytes);
   params.k = keys_map(o.k, o.D, o.k_batch_stride, o.k_row_stride, o.k_head_stride, S::kTileN);
   params.v = keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, S::kTileN);
+  params.v_few_rows =
+      keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, kFewRows);
+  params.v_row = keys_map(o.v, o.Dv, o.v_batch_stride, o.v_row_stride, o.v_head_stride, 1);
   params.results =
       make_tensor_map(o.out, o.type, {o.Dv, o.H, o.B * o.S}, {o.Dv * kBytes, o.H * o.Dv * kBytes},
                       {kBlock, 1, kWarpRows}, Swizzle::k128Bytes);

@@ -17,6 +17,7 @@
 #pragma once
 
 #include "hopper/dependent_launch.cuh"
+#include "hopper/fragments.cuh"
 #include "hopper/wgmma.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
@@ -31,6 +32,23 @@ using Scores = float[S::kTileN / 2];
 // 16-bit weights as wgmma takes A from registers: four for each 16 keys.
 template <class S>
 using Weights = uint32_t[S::kTileN / 16][4];
+// q likewise: four for each 16 elements of the head.
+template <class S>
+using Queries = uint32_t[S::kHeadQk / 16][4];
+
+// Each warp its own 16 rows.
+template <class S>
+__device__ inline void load_queries(Queries<S>& queries, const typename S::T* slot) {
+  constexpr int kSlotBlock = kConsumerRows * hopper::kSwizzleRowBytes;
+  const auto* const bytes = reinterpret_cast<const char*>(slot);
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kGroupThreads / 32 * kWarpRows + lane % 16;
+#pragma unroll
+  for (int d = 0; d < S::kHeadQk / 16; ++d) {
+    const uint32_t at = hopper::swizzle_128(row, d % 4 * 32 + lane / 16 * 16);
+    hopper::load_tiles(queries[d], bytes + d / 4 * kSlotBlock + at);
+  }
+}
 
 template <class S>
 __device__ inline void multiply_q_k(Scores<S>& scores, uint64_t q, uint64_t k) {
@@ -46,6 +64,18 @@ __device__ inline void multiply_q_k(Scores<S>& scores, uint64_t q, uint64_t k) {
 }
 
 template <class S>
+__device__ inline void multiply_queries_k(Scores<S>& scores, const Queries<S>& queries,
+                                          uint64_t k) {
+  using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
+  constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
+  constexpr uint32_t kKBlock = S::kTileN * hopper::kSwizzleRowBytes / 16;
+#pragma unroll
+  for (int d = 0; d < S::kHeadQk / 16; ++d) {
+    Product::multiply_registers(scores, queries[d], k + (d / 4 * kKBlock + d % 4 * kStep), d > 0);
+  }
+}
+
+template <class S>
 __device__ inline void multiply_weights_v(Outputs<S>& outputs, const Weights<S>& weights,
                                           uint64_t v, bool add) {
   using Product = hopper::Wgmma<typename S::T, S::kHeadV, hopper::Major::kK, hopper::Major::kMn>;
@@ -55,24 +85,6 @@ __device__ inline void multiply_weights_v(Outputs<S>& outputs, const Weights<S>&
                                 v + key * hopper::kDescriptorStep<hopper::Major::kMn>,
                                 add || key > 0);
   }
-}
-
-// A consumer: zeros for the rows of a block of values from `keys` on, which the copy engine has
-// loaded with the rest: a weight of 0 doesn't remove a NaN. Each consumer writes them, the same.
-template <class S>
-__device__ inline void clear_rows(typename S::T (&block)[S::kHeadV / kBlock][S::kTileN * kBlock],
-                                  int32_t keys, int consumer) {
-  constexpr int kRowVectors = hopper::kSwizzleRowBytes / sizeof(uint4);
-  const int thread = threadIdx.x % kGroupThreads;
-#pragma unroll
-  for (int d = 0; d < S::kHeadV / kBlock; ++d) {
-    auto* const vectors = reinterpret_cast<uint4*>(block[d]);
-    for (int i = keys * kRowVectors + thread; i < S::kTileN * kRowVectors; i += kGroupThreads) {
-      vectors[i] = {0, 0, 0, 0};
-    }
-  }
-  hopper::fence_shared_for_async();
-  hopper::barrier_wait(hopper::numbered(NamedBarrier::kCleared, consumer), kGroupThreads);
 }
 
 template <class S>
@@ -124,11 +136,25 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       __syncwarp();
     }
   };
+  [[maybe_unused]] Queries<S> queries;
+  // `holds`: where q goes to registers, its slot isn't given back yet.
+  const auto wait_q = [&](bool holds) {
+    ring_q.wait_full(at_q);
+    if constexpr (S::kQInRegisters) {
+      load_queries<S>(queries, shared.q[consumer][at_q.slot][0]);
+      if (!holds) ring_q.release(at_q.slot, thread % 32);
+      at_q.advance();
+    }
+  };
   const auto multiply_scores = [&](Scores<S>& scores) {
     const int q_slot = hopper::uniform(at_q.slot), k_slot = hopper::uniform(at_k.slot);
     hopper::barrier_wait(my_turn, kBoth);
     hopper::wgmma_fence();
-    multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
+    if constexpr (S::kQInRegisters) {
+      multiply_queries_k<S>(scores, queries, hopper::moved(k, k_slot * kSlotK));
+    } else {
+      multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
+    }
     hopper::wgmma_commit();
     at_k.advance();
   };
@@ -143,11 +169,11 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   // Where the scores made last, of the block from which on the tile has `keys`, are the tile's
   // last.
   const auto release_q = [&](int32_t keys) {
-    if (keys > S::kTileN) return;
+    if (S::kQInRegisters || keys > S::kTileN) return;
     if constexpr (!S::kStagesResults) ring_q.release(at_q.slot, thread);
     at_q.advance();
   };
-  // Where results leave through the tile's slot of q, it is held until they have, a step later.
+  // The slot of q that results leave through is given back once they have, a step later.
   constexpr int kNone = -1;
   [[maybe_unused]] int held = kNone;
   const auto give_back = [&] {
@@ -166,8 +192,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   if (consumer == S::kConsumers - 1) hopper::barrier_arrive(its_turn, kBoth);
   Softmax<S::kTileN / 2> softmax(params.scale);
   typename S::Tile tile = next_tile();
-  int done_q = 0;  // the slot of the tile whose last scores are made
-  const auto leave = [&](Outputs<S>& outputs, float (&lse)[2]) {
+  const auto leave = [&](Outputs<S>& outputs, float (&lse)[2], [[maybe_unused]] int q_slot) {
     const ConsumerRows rows(tile, consumer);
     if constexpr (S::kSharesKeys) {
       if (__any_sync(0xffffffffu, tile.keeps)) {
@@ -175,16 +200,17 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       }
     }
     if constexpr (S::kStagesResults) {
-      stage_results<S>(shared.q[consumer][done_q][0], params, outputs, lse, rows);
-    } else {
-      store_results<S>(params, outputs, lse, rows);
+      if (q_slot != kNone) {
+        return stage_results<S>(shared.q[consumer][q_slot][0], params, outputs, lse, rows);
+      }
     }
+    store_results<S>(params, outputs, lse, rows);
   };
   while (!tile.is_last()) {
     if (!has_rows(tile)) {
       if (tile.loaded_in_vain(consumer * kConsumerRows)) {
         ring_q.wait_full(at_q);
-        ring_q.release(at_q.slot, S::kStagesResults ? thread % 32 : thread);
+        ring_q.release(at_q.slot, S::kWarpsReleaseQ ? thread % 32 : thread);
         at_q.advance();
       }
       for (int32_t key = 0; key < tile.kv_len; key += S::kTileN) {
@@ -205,7 +231,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     Scores<S> scores;
     Weights<S> weights;
     softmax.start();
-    ring_q.wait_full(at_q);
+    wait_q(false);
     shared.ring_k.wait_full(at_k);
     multiply_scores(scores);
     hopper::barrier_arrive(its_turn, kBoth);
@@ -221,20 +247,17 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     bool is_there = false;  // the next block of keys
     typename S::Tile next = tile;
     float lse[2];
+    int done_q = kNone;  // of two slots, that of the tile whose last scores are made
     for (;;) {
       const bool finishes = keys_left <= 0;
       if (finishes) {
         give_back();
-        done_q = at_q.slot_before(1);
-        if (keys_left < 0 && tile.kv_row + tile.kv_len < params.runs.L) {
-          shared.ring_v.wait_full(at_v);
-          clear_rows<S>(shared.v[at_v.slot], keys_left + S::kTileN, consumer);
-        }
+        if constexpr (S::kStagesResults && !S::kQInRegisters) done_q = at_q.slot_before(1);
         next = next_tile();
         // Parts don't go on across tiles either: their results leave below.
         if (next.is_last() || !has_rows(next) || params.is_split()) break;
         keys_left = next.kv_len;
-        ring_q.wait_full(at_q);
+        wait_q(S::kStagesResults);
       }
       if (!is_there) shared.ring_k.wait_full(at_k);
       multiply_scores(scores);
@@ -267,8 +290,9 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       keys_left -= S::kTileN;
       adds = !finishes;
       if (finishes) {
-        leave(outputs, lse);
-        held = done_q;
+        const int q_slot = S::kQInRegisters ? 0 : done_q;
+        leave(outputs, lse, q_slot);
+        if constexpr (S::kStagesResults) held = q_slot;
         __syncwarp();
         tile = next;
       }
@@ -287,7 +311,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         keep_results<S>(kept_results<S>(params, tile.part), outputs, lse, consumer);
       }
     } else {
-      leave(outputs, lse);
+      leave(outputs, lse, done_q);
     }
     __syncwarp();
     held = done_q;
@@ -352,12 +376,9 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   } else if (warp == 1) {
     load_q(shared, params, guess.rows);
   } else if (warp == 2) {
-    if (!hopper::elect_one()) return;
-    load_blocks<S, S::kHeadQk>(shared, shared.k, shared.ring_k, params.k, params, early_keys);
+    if (hopper::elect_one()) load_k(shared, params, early_keys);
   } else {
-    if (!hopper::elect_one()) return;
-    load_blocks<S, S::kHeadV>(shared, shared.v, shared.ring_v, params.v, params, early_keys);
-    hopper::allow_next_kernel();  // all is asked for
+    if (hopper::elect_one()) load_v(shared, params, early_keys);
   }
 }
 

@@ -142,44 +142,31 @@ __device__ void load_q(Shared<S>& shared, const Params& params, int32_t early_ro
   }
 }
 
-// Blocks of keys or of values.
+// One thread: the first blocks of keys or values of a guessed tile. They are whole, or the last of
+// the tensor's, which zeros follow.
 template <class S, int kHead>
-using Blocks = typename S::T[S::kStages][kHead / kBlock][S::kTileN * kBlock];
-
-// One thread. Waits until all consumers have released a stage. What follows the last row of the
-// tensor comes as zeros.
-template <class S, int kHead>
-__device__ inline void load_block(Blocks<S, kHead>& blocks, typename S::Ring& ring,
-                                  const typename S::Ring::Position& position,
-                                  const CUtensorMap& map, const Params& params, int32_t kv_head,
-                                  int32_t row, int32_t batch) {
-  hopper::Barrier& full = ring.produce(position, sizeof(blocks[0]));
-#pragma unroll
-  for (int d = 0; d < kHead / kBlock; ++d) {
-    hopper::tma_load(blocks[position.slot][d], map, full, params.keys_hint, d * kBlock, kv_head,
-                     row, batch);
-  }
-}
-
-// One thread: the first blocks of a guessed tile.
-template <class S, int kHead>
-__device__ void load_blocks_early(Blocks<S, kHead>& blocks, typename S::Ring& ring,
-                                  const CUtensorMap& map, const Params& params,
-                                  const QueryTile& guess) {
+__device__ void load_blocks_early(
+    typename S::T (&blocks)[S::kStages][kHead / kBlock][S::kTileN * kBlock], typename S::Ring& ring,
+    const CUtensorMap& map, const Params& params, const QueryTile& guess) {
+  constexpr uint32_t kBytes = sizeof(blocks[0]);
   typename S::Ring::Position position;
   const int32_t kv_head = params.heads_per_kv.divide(guess.head);
 #pragma unroll 1
   for (int32_t key = 0; key < guess.early_keys(S::kStages, S::kTileN);
        key += S::kTileN, position.advance()) {
-    load_block<S, kHead>(blocks, ring, position, map, params, kv_head, guess.kv_row + key,
-                         guess.kv_batch);
+    hopper::Barrier& full = ring.produce(position, kBytes);
+#pragma unroll
+    for (int d = 0; d < kHead / kBlock; ++d) {
+      hopper::tma_load(blocks[position.slot][d], map, full, params.keys_hint, d * kBlock, kv_head,
+                       guess.kv_row + key, guess.kv_batch);
+    }
   }
 }
 
-// One thread. `key`: of the first tile, where to begin after what was loaded early.
-template <class S, int kHead>
-__device__ void load_blocks(Shared<S>& shared, Blocks<S, kHead>& blocks, typename S::Ring& ring,
-                            const CUtensorMap& map, const Params& params, int32_t key) {
+// One thread. Waits until all consumers have released a stage. `key`: of the first tile, where to
+// begin after what was loaded early.
+template <class S>
+__device__ void load_k(Shared<S>& shared, const Params& params, int32_t key) {
   typename S::Tiles::Position at;
   typename S::Ring::Position position;
   for (int32_t early = 0; early < key; early += S::kTileN) position.advance();
@@ -189,8 +176,56 @@ __device__ void load_blocks(Shared<S>& shared, Blocks<S, kHead>& blocks, typenam
     const int32_t kv_head = params.heads_per_kv.divide(tile.head);
 #pragma unroll 1
     for (; key < tile.kv_len; key += S::kTileN, position.advance()) {
-      load_block<S, kHead>(blocks, ring, position, map, params, kv_head, tile.kv_row + key,
-                           tile.kv_batch);
+      hopper::Barrier& full = shared.ring_k.produce(position, S::kConfig.k_bytes());
+#pragma unroll
+      for (int d = 0; d < S::kHeadQk / kBlock; ++d) {
+        hopper::tma_load(shared.k[position.slot][d], params.k, full, params.keys_hint, d * kBlock,
+                         kv_head, tile.kv_row + key, tile.kv_batch);
+      }
+    }
+  }
+}
+
+// One thread, likewise. Once all is asked for, the next kernel may start where SMs are free.
+template <class S>
+__device__ void load_v(Shared<S>& shared, const Params& params, int32_t first) {
+  typename S::Tiles::Position at;
+  typename S::Ring::Position position;
+  for (int32_t early = 0; early < first; early += S::kTileN) position.advance();
+  for (;; at.advance(), first = 0) {
+    const QueryTile tile = shared.tiles.read_alone(at);
+    if (tile.is_last()) return hopper::allow_next_kernel();
+    const int32_t kv_head = params.heads_per_kv.divide(tile.head);
+#pragma unroll 1
+    for (; first < tile.kv_len; first += S::kTileN, position.advance()) {
+      hopper::Barrier& full = shared.ring_v.produce(position, S::kConfig.v_bytes());
+      const int32_t keys = tile.kv_len - first;
+      const auto load = [&](const CUtensorMap& map, int32_t row_in_block, int32_t row) {
+#pragma unroll
+        for (int d = 0; d < S::kHeadV / kBlock; ++d) {
+          hopper::tma_load(shared.v[position.slot][d] + row_in_block * kBlock, map, full,
+                           params.keys_hint, d * kBlock, kv_head, row, tile.kv_batch);
+        }
+      };
+      // Zeros follow the last row of the tensor by themselves.
+      if (keys >= S::kTileN || tile.kv_row + tile.kv_len == params.runs.L) {
+        load(params.v, 0, tile.kv_row + first);
+        continue;
+      }
+      // What follows the last key elsewhere may be NaN, which a weight of 0 doesn't remove: eight
+      // rows at a time up to it, single rows, and zeros.
+#pragma unroll 1
+      for (int32_t row = 0; row < S::kTileN; row += kFewRows) {
+        const int32_t at_row = tile.kv_row + first + row;
+        if (row + kFewRows <= keys || row >= keys) {
+          load(params.v_few_rows, row, row >= keys ? params.runs.L : at_row);
+        } else {
+#pragma unroll 1
+          for (int32_t i = 0; i < kFewRows; ++i) {
+            load(params.v_row, row + i, row + i < keys ? at_row + i : params.runs.L);
+          }
+        }
+      }
     }
   }
 }

@@ -21,13 +21,13 @@ namespace ikbo::attention {
 inline constexpr int kConsumerRows = AttentionKernel::kConsumerRows;
 inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
 inline constexpr int kWarpRows = kConsumerRows / 4;
+inline constexpr int kFewRows = 8;
 inline constexpr int kBlock = 64;  // elements of a head that stand side by side in shared memory
 
 // Named barriers (0 is __syncthreads, which all would have to meet at the same place).
 enum class NamedBarrier {
-  kSetUp = 1,            // mbarriers are set up
-  kTurn,                 // one a consumer: its turn at the tensor cores
-  kCleared = kTurn + 3,  // one a consumer: it has cleared a block's rows
+  kSetUp = 1,  // mbarriers are set up
+  kTurn,       // one a consumer: its turn at the tensor cores
 };
 
 struct SharedTile;
@@ -50,9 +50,11 @@ struct Shape {
   using Tile = std::conditional_t<kSharesKeys, SharedTile, QueryTile>;
   static constexpr int kConsumers = kConfig.consumers;
   using Tiles = TilesOf<kConsumers, Tile>;
-  // Results leave through a slot of q: each warp gives back its part of it.
-  static constexpr bool kStagesResults = kConfig.stages_results();
-  using RingQ = hopper::Pipeline<kConfig.q_slots, kStagesResults ? 4 : 1>;
+  static constexpr bool kStagesResults = kConfig.stages_results;
+  static constexpr bool kQInRegisters = kConfig.q_in_registers;
+  // Each warp gives back its rows of a slot of q, or one thread all.
+  static constexpr bool kWarpsReleaseQ = kStagesResults || kQInRegisters;
+  using RingQ = hopper::Pipeline<kConfig.q_slots, kWarpsReleaseQ ? 4 : 1>;
   using Ring = hopper::Pipeline<kStages, kConsumers>;
 };
 
@@ -70,10 +72,12 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
 };
 
 struct Params {
-  CUtensorMap q;        // [B S, H, D], box rows_together x 1 x 64
-  CUtensorMap k;        // [U or 1, rows, Hk, D], box 1 x kTileN x 1 x 64
-  CUtensorMap v;        // [U or 1, rows, Hk, Dv], as k
-  CUtensorMap results;  // [B S, H, Dv], box kWarpRows x 1 x 64
+  CUtensorMap q;           // [B S, H, D], box rows_together x 1 x 64
+  CUtensorMap k;           // [U or 1, rows, Hk, D], box 1 x kTileN x 1 x 64
+  CUtensorMap v;           // [U or 1, rows, Hk, Dv], as k
+  CUtensorMap v_few_rows;  // the same, box 1 x kFewRows x 1 x 64
+  CUtensorMap v_row;       // the same, box 1 x 1 x 1 x 64
+  CUtensorMap results;     // [B S, H, Dv], box kWarpRows x 1 x 64
   UserRuns runs;
   const int32_t* cand_to_user;  // [B]
   void* out;                    // [B S, H, Dv]
