@@ -83,14 +83,16 @@ def test_keys_are_shared_where_rounds_waste_enough() -> None:
 
 
 def test_q_is_in_registers_where_there_are_more_tiles_than_a_round() -> None:
-    for sizes, rounds in [
-        ({}, True), ({"S": 8}, True), ({"U": 512}, True), ({"lengths_differ": True}, True),
-        ({"S": 4}, False), ({"S": 1}, False), ({"D": 256, "Dv": 256}, False),
-        ({"L": 4096}, False),  # keys are shared
-        ({"L": 4096, "lengths_differ": True}, True),
+    for sizes, kind in [
+        ({}, "_rounds"), ({"S": 8}, "_rounds"), ({"U": 512}, "_rounds"), ({"L": 1000}, "_rounds"),
+        ({"L": 576}, "_halves"), ({"L": 577}, "_rounds"), ({"lengths_differ": True}, "_halves"),
+        ({"L": 4096}, "_shared"), ({"L": 4096, "lengths_differ": True}, "_halves"),
+        ({"S": 4}, ""), ({"S": 1}, ""), ({"D": 256, "Dv": 256}, ""),
     ]:  # fmt: skip
         kernel = _host.attention_config(problem(**sizes), H200).kernel
-        assert kernel.q_in_registers == repr(kernel).endswith("_rounds") == rounds, sizes
+        tile = f"{kernel.tile_m}x{kernel.tile_n}"
+        assert repr(kernel).endswith(tile + kind), sizes
+        assert kernel.q_in_registers == (kind in ("_rounds", "_halves"))
 
 
 # ---- configs -----------------------------------------------------------------------------------
@@ -424,12 +426,12 @@ class Cta:
             ring.empty[place.slot].arrive()
             return place.next()
 
-        def wait_q(tile: int, holds: bool) -> Step:
+        def wait_q(tile: int) -> Step:
             nonlocal at_q
             yield from q.full[at_q.slot].wait(at_q.phase)
             if self.q_in_registers:
                 reads(q, at_q, tile)
-                at_q = at_q.next() if holds else release(q, at_q)
+                at_q = at_q.next()
 
         def multiply_scores(tile: int, block: int) -> Step:
             """Waits for the turn and begins the product; the caller hands the turn on."""
@@ -455,9 +457,11 @@ class Cta:
             else:
                 at_q = release(q, at_q)
 
-        def give_back() -> None:
+        def give_back(now: bool) -> None:
             nonlocal held
-            if held is not None:
+            if self.q_in_registers and now:
+                release(q, Place(1))
+            elif not self.q_in_registers and held is not None:
                 release(q, held)
             held = None
 
@@ -481,7 +485,7 @@ class Cta:
                     at_v = release(self.v, at_v)
                 tile = yield from next_tile()
                 continue
-            yield from wait_q(tile, False)
+            yield from wait_q(tile)
             yield from multiply_scores(tile, 0)
             next_turn.arrive()
             yield from some_time()
@@ -492,31 +496,31 @@ class Cta:
                 finishes = block + 1 == len(self.blocks(tile))
                 following, next_block = tile, block + 1
                 if finishes:
-                    give_back()
+                    give_back(block == 0)
                     if self.stages_results and not self.q_in_registers:
                         done_q = Place(q.slots, at_q.block - 1)
                     following, next_block = (yield from next_tile()), 0
                     if following is None or not self.has_rows(following, me) or self.parts:
                         break
-                    yield from wait_q(following, self.stages_results)
+                    yield from wait_q(following)
                 yield from multiply_scores(following, next_block)
                 yield from multiply_values(tile, block)
                 next_turn.arrive()
-                give_back()
+                give_back(not finishes and block == 0)
                 yield from some_time()
                 after_scores(following, next_block)
                 yield from some_time()
                 at_v = release(self.v, at_v)
                 if finishes:
                     self.results[tile, me] += 1
-                    held = Place(1) if self.q_in_registers else done_q
+                    held = done_q
                 tile, block = following, next_block
             yield from multiply_values(tile, block)
             yield from some_time()
             at_v = release(self.v, at_v)
             self.results[tile, me] += 1
             held = done_q
-            give_back()
+            give_back(False)
             tile = following
         if me == 0:
             yield from self.turns[0].wait()

@@ -133,6 +133,16 @@ def test_many_tiles_a_cta(seed: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("L", "halves"), [(64, False), (129, True), (320, True), (321, False)])
+def test_half_a_block_of_keys(L: int, halves: bool, dtype: torch.dtype) -> None:
+    args = problem([9, 16] * 40, 128, L, dtype=dtype)
+    name = ikbo.explain("candidate_attention", *args)["config"]["kernel"]
+    assert name.endswith("_halves" if halves else "_rounds")
+    check(args)
+
+
+@pytest.mark.gpu
 def test_tickets() -> None:
     """Whichever CTA takes a tile, the bits are the same."""
     lengths = [(97 * u) % 601 for u in range(48)]

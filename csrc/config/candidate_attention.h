@@ -35,6 +35,8 @@ struct AttentionKernel {
   // of the next one's.
   bool stages_results = false;
   bool q_in_registers = false;
+  // Half a block of keys where a tile has no more left, unless it is its first: steps of their own.
+  bool halves = false;
   // Tiles that don't fill a round are shared out by blocks of keys (config/shared_blocks.h).
   bool shares_keys = false;
 
@@ -62,6 +64,7 @@ enum AttentionKernelIndex {
   k64Tall,
   k128,
   k128Rounds,
+  k128Halves,
   k128SharesKeys,
   k192,
   k256,
@@ -75,8 +78,9 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     // Of one round: a tile's q is read once from shared memory, and its results are the CTA's last.
     {128, 128, 128, 2, 2},
     {128, 128, 128, 1, 3, 2, false, /*stages_results=*/true, /*q_in_registers=*/true},
+    {128, 128, 128, 1, 3, 2, false, true, true, /*halves=*/true},
     // Sharing makes every step 2 to 3 % slower, even where nothing is shared.
-    {128, 128, 128, 2, 2, 2, false, /*stages_results=*/true, false, /*shares_keys=*/true},
+    {128, 128, 128, 2, 2, 2, false, /*stages_results=*/true, false, false, /*shares_keys=*/true},
     // Steps of larger heads are long enough to load q in. With fewer keys, products would be bound
     // by reads of q from shared memory.
     {192, 128, 128, 1, 2},
@@ -91,6 +95,7 @@ constexpr bool attention_kernel_is_possible(const AttentionKernel& kernel) {
   return kernel.head_qk % 64 == 0 && kernel.head_v % 64 == 0 && kernel.tile_n % 16 == 0 &&
          kernel.head_v <= kernel.head_qk &&
          (!kernel.stages_results || kernel.q_slots == 2 || kernel.q_in_registers) &&
+         (!kernel.halves || (kernel.q_in_registers && kernel.tile_n % 32 == 0)) &&
          kernel.scores() + kernel.outputs() + kernel.weights() + kernel.queries() + kept_free <=
              kernel.consumer_registers() &&
          AttentionKernel::kWarpGroupThreads *
@@ -226,7 +231,10 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
       !problem.lengths_differ && !problem.ordered && problem.U > 0 && problem.B % problem.U == 0;
   if (guesses) config.expected_tiles = static_cast<int>(tiles.of_user);
   if (config.kernel != k128 || tiles.even <= device.sm_count) return config;
-  config.kernel = k128Rounds;
+  const int64_t last = problem.L % kernel.tile_n;
+  const bool halves =
+      problem.lengths_differ || (blocks > 1 && last > 0 && 2 * last <= kernel.tile_n);
+  config.kernel = halves ? k128Halves : k128Rounds;
   if (!problem.lengths_differ) {
     const int64_t unshared = (tiles.even + config.ctas - 1) / config.ctas * blocks;
     const int64_t shared = (tiles.even * blocks + config.ctas - 1) / config.ctas;
@@ -245,9 +253,10 @@ inline std::string name(const AttentionKernel& kernel) {
   return "candidate_attention_sm90_" + std::to_string(kernel.head_qk) + "_" +
          std::to_string(kernel.head_v) + "_" + std::to_string(kernel.tile_m()) + "x" +
          std::to_string(kernel.tile_n) +
-         (kernel.q_in_registers ? "_rounds"
-          : kernel.shares_keys  ? "_shared"
-                                : "");
+         (kernel.halves           ? "_halves"
+          : kernel.q_in_registers ? "_rounds"
+          : kernel.shares_keys    ? "_shared"
+                                  : "");
 }
 
 // For explain: the config as JSON.

@@ -24,6 +24,10 @@ struct RingPosition {
     slot = static_cast<int>(ahead % kSlots);
     phase ^= ahead / kSlots & 1;
   }
+  // The place of the block `blocks` (at most kSlots) before.
+  __host__ __device__ constexpr RingPosition before(int blocks) const {
+    return {slot_before(blocks), phase ^ static_cast<uint32_t>(slot < blocks)};
+  }
   // The slot of the block `blocks` (at most kSlots) before.
   __host__ __device__ constexpr int slot_before(int blocks) const {
     const int before = slot - blocks;

@@ -10,9 +10,9 @@
 
 namespace ikbo::attention {
 
-// Neither of the kernels for more tiles than one round takes.
+// None of the kernels for more tiles than one round takes.
 template <class S>
-inline constexpr bool kCutsKeys = S::kIndex != k128Rounds && S::kIndex != k128SharesKeys;
+inline constexpr bool kCutsKeys = !S::kQInRegisters && !S::kSharesKeys;
 
 template <class S>
 void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cudaStream_t stream) {

@@ -27,8 +27,9 @@
 
 namespace ikbo::attention {
 
-template <class S>
-using Scores = float[S::kTileN / 2];
+// Of a block of keys or half of one.
+template <class S, int kKeys = S::kTileN>
+using Scores = float[kKeys / 2];
 // 16-bit weights as wgmma takes A from registers: four for each 16 keys.
 template <class S>
 using Weights = uint32_t[S::kTileN / 16][4];
@@ -41,12 +42,10 @@ template <class S>
 __device__ inline void load_queries(Queries<S>& queries, const typename S::T* slot) {
   constexpr int kSlotBlock = kConsumerRows * hopper::kSwizzleRowBytes;
   const auto* const bytes = reinterpret_cast<const char*>(slot);
-  const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x % kGroupThreads / 32 * kWarpRows + lane % 16;
+  const uint32_t at = row_in_slot();
 #pragma unroll
   for (int d = 0; d < S::kHeadQk / 16; ++d) {
-    const uint32_t at = hopper::swizzle_128(row, d % 4 * 32 + lane / 16 * 16);
-    hopper::load_tiles(queries[d], bytes + d / 4 * kSlotBlock + at);
+    hopper::load_tiles(queries[d], bytes + d / 4 * kSlotBlock + (at ^ d % 4 * 32));
   }
 }
 
@@ -63,10 +62,10 @@ __device__ inline void multiply_q_k(Scores<S>& scores, uint64_t q, uint64_t k) {
   }
 }
 
-template <class S>
-__device__ inline void multiply_queries_k(Scores<S>& scores, const Queries<S>& queries,
+template <class S, int kKeys>
+__device__ inline void multiply_queries_k(Scores<S, kKeys>& scores, const Queries<S>& queries,
                                           uint64_t k) {
-  using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
+  using Product = hopper::Wgmma<typename S::T, kKeys, hopper::Major::kK, hopper::Major::kK>;
   constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
   constexpr uint32_t kKBlock = S::kTileN * hopper::kSwizzleRowBytes / 16;
 #pragma unroll
@@ -75,22 +74,22 @@ __device__ inline void multiply_queries_k(Scores<S>& scores, const Queries<S>& q
   }
 }
 
-template <class S>
+template <class S, int kKeys>
 __device__ inline void multiply_weights_v(Outputs<S>& outputs, const Weights<S>& weights,
                                           uint64_t v, bool add) {
   using Product = hopper::Wgmma<typename S::T, S::kHeadV, hopper::Major::kK, hopper::Major::kMn>;
 #pragma unroll
-  for (int key = 0; key < S::kTileN / 16; ++key) {
+  for (int key = 0; key < kKeys / 16; ++key) {
     Product::multiply_registers(outputs, weights[key],
                                 v + key * hopper::kDescriptorStep<hopper::Major::kMn>,
                                 add || key > 0);
   }
 }
 
-template <class S>
-__device__ inline void round_weights(Weights<S>& weights, const Scores<S>& scores) {
+template <class S, int kKeys>
+__device__ inline void round_weights(Weights<S>& weights, const Scores<S, kKeys>& scores) {
 #pragma unroll
-  for (int i = 0; i < S::kTileN / 4; ++i) {
+  for (int i = 0; i < kKeys / 4; ++i) {
     weights[i / 4][i % 4] = pack<typename S::T>(scores[2 * i], scores[2 * i + 1]);
   }
 }
@@ -122,7 +121,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
 
   typename S::Tiles::Position at;
   typename S::RingQ::Position at_q;
-  typename S::Ring::Position at_k, at_v;
+  typename S::Ring::Position at_k;
   const auto has_rows = [&](const QueryTile& tile) { return tile.rows > consumer * kConsumerRows; };
   // The next tile with keys, or the last.
   const auto next_tile = [&] {
@@ -137,34 +136,34 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     }
   };
   [[maybe_unused]] Queries<S> queries;
-  // `holds`: where q goes to registers, its slot isn't given back yet.
-  const auto wait_q = [&](bool holds) {
+  const auto wait_q = [&] {
     ring_q.wait_full(at_q);
     if constexpr (S::kQInRegisters) {
       load_queries<S>(queries, shared.q[consumer][at_q.slot][0]);
-      if (!holds) ring_q.release(at_q.slot, thread % 32);
       at_q.advance();
     }
   };
-  const auto multiply_scores = [&](Scores<S>& scores) {
+  const auto multiply_scores = [&]<int kKeys>(Scores<S, kKeys>& scores) {
     const int q_slot = hopper::uniform(at_q.slot), k_slot = hopper::uniform(at_k.slot);
     hopper::barrier_wait(my_turn, kBoth);
     hopper::wgmma_fence();
     if constexpr (S::kQInRegisters) {
-      multiply_queries_k<S>(scores, queries, hopper::moved(k, k_slot * kSlotK));
+      multiply_queries_k<S, kKeys>(scores, queries, hopper::moved(k, k_slot * kSlotK));
     } else {
       multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
     }
     hopper::wgmma_commit();
     at_k.advance();
   };
-  const auto multiply_values = [&](Outputs<S>& outputs, const Weights<S>& weights, bool adds) {
+  // Of the block `behind` at_k: a place of its own for values would take registers that steps need.
+  const auto multiply_values = [&]<int kKeys>(Outputs<S>& outputs, const Weights<S>& weights,
+                                              bool adds, int behind) {
+    const auto at_v = at_k.before(behind);
     const int v_slot = hopper::uniform(at_v.slot);
     shared.ring_v.wait_full(at_v);
     hopper::wgmma_fence();
-    multiply_weights_v<S>(outputs, weights, hopper::moved(v, v_slot * kSlotV), adds);
+    multiply_weights_v<S, kKeys>(outputs, weights, hopper::moved(v, v_slot * kSlotV), adds);
     hopper::wgmma_commit();
-    at_v.advance();
   };
   // Where the scores made last, of the block from which on the tile has `keys`, are the tile's
   // last.
@@ -173,15 +172,16 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     if constexpr (!S::kStagesResults) ring_q.release(at_q.slot, thread);
     at_q.advance();
   };
-  // The slot of q that results leave through is given back once they have, a step later.
+  // A slot of q that results leave through is given back once they have, a step later. With q in
+  // registers that is so of every tile's, after its first scores: `now`.
   constexpr int kNone = -1;
   [[maybe_unused]] int held = kNone;
-  const auto give_back = [&] {
+  const auto give_back = [&](bool now) {
     if constexpr (S::kStagesResults) {
-      if (held == kNone) return;
+      if (S::kQInRegisters ? !now : held == kNone) return;
       if (thread % 32 == 0) {
         hopper::tma_store_wait_read<0>();
-        hopper::arrive(ring_q.empty[held]);
+        hopper::arrive(ring_q.empty[S::kQInRegisters ? 0 : held]);
       }
       held = kNone;
       __syncwarp();
@@ -190,7 +190,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
 
   // Consumer 0 has the first turn.
   if (consumer == S::kConsumers - 1) hopper::barrier_arrive(its_turn, kBoth);
-  Softmax<S::kTileN / 2> softmax(params.scale);
+  Softmax softmax(params.scale);
   typename S::Tile tile = next_tile();
   const auto leave = [&](Outputs<S>& outputs, float (&lse)[2], [[maybe_unused]] int q_slot) {
     const ConsumerRows rows(tile, consumer);
@@ -218,29 +218,31 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         hopper::barrier_wait(my_turn, kBoth);
         hopper::barrier_arrive(its_turn, kBoth);
         shared.ring_k.release(at_k.slot, thread);
+        shared.ring_v.wait_full(at_k);
+        shared.ring_v.release(at_k.slot, thread);
         at_k.advance();
-        shared.ring_v.wait_full(at_v);
-        shared.ring_v.release(at_v.slot, thread);
-        at_v.advance();
       }
       __syncwarp();
       tile = next_tile();
       continue;
     }
+    constexpr int kAll = S::kTileN, kHalf = S::kTileN / 2;
     Outputs<S> outputs;
-    Scores<S> scores;
     Weights<S> weights;
     softmax.start();
-    wait_q(false);
+    wait_q();
     shared.ring_k.wait_full(at_k);
-    multiply_scores(scores);
-    hopper::barrier_arrive(its_turn, kBoth);
-    hopper::wgmma_wait<0>();
-    hopper::fence_registers(scores);
-    shared.ring_k.release(at_k.slot_before(1), thread);
-    release_q(tile.kv_len);
-    softmax.update(scores, tile.kv_len);
-    round_weights<S>(weights, scores);
+    {
+      Scores<S> scores;
+      multiply_scores.template operator()<kAll>(scores);
+      hopper::barrier_arrive(its_turn, kBoth);
+      hopper::wgmma_wait<0>();
+      hopper::fence_registers(scores);
+      shared.ring_k.release(at_k.slot_before(1), thread);
+      release_q(tile.kv_len);
+      softmax.update(scores, tile.kv_len);
+      round_weights<S, kAll>(weights, scores);
+    }
 
     int32_t keys_left = tile.kv_len - S::kTileN;
     bool adds = false;      // to outputs of blocks before
@@ -248,22 +250,14 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     typename S::Tile next = tile;
     float lse[2];
     int done_q = kNone;  // of two slots, that of the tile whose last scores are made
-    for (;;) {
-      const bool finishes = keys_left <= 0;
-      if (finishes) {
-        give_back();
-        if constexpr (S::kStagesResults && !S::kQInRegisters) done_q = at_q.slot_before(1);
-        next = next_tile();
-        // Parts don't go on across tiles either: their results leave below.
-        if (next.is_last() || !has_rows(next) || params.is_split()) break;
-        keys_left = next.kv_len;
-        wait_q(S::kStagesResults);
-      }
+    // Scores of kKeys keys, outputs of kBefore. Returns by what these are to be multiplied.
+    const auto step = [&]<int kKeys, int kBefore>(bool finishes) {
+      Scores<S, kKeys> scores;
       if (!is_there) shared.ring_k.wait_full(at_k);
-      multiply_scores(scores);
-      multiply_values(outputs, weights, adds);
+      multiply_scores.template operator()<kKeys>(scores);
+      multiply_values.template operator()<kBefore>(outputs, weights, adds, 2);
       hopper::barrier_arrive(its_turn, kBoth);
-      give_back();
+      give_back(!finishes && !adds);
       is_there = shared.ring_k.is_full(at_k);
       hopper::wgmma_wait<1>();  // the scores
       hopper::fence_registers(scores);
@@ -281,8 +275,35 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       if constexpr (!S::kConfig.waits_early) release_q(keys_left);
       hopper::wgmma_wait<0>();
       hopper::fence_registers(outputs);
-      shared.ring_v.release(at_v.slot_before(1), thread);
-      round_weights<S>(weights, scores);
+      shared.ring_v.release(at_k.slot_before(2), thread);
+      round_weights<S, kKeys>(weights, scores);
+      return factor;
+    };
+    // Whether the weights at hand are of half a block, of which the tile has keys_left + kAll.
+    const auto is_half = [&] { return S::kConfig.halves && adds && keys_left <= -kHalf; };
+    for (;;) {
+      const bool finishes = keys_left <= 0, half_before = is_half();
+      if (finishes) {
+        give_back(!adds);
+        if constexpr (S::kStagesResults && !S::kQInRegisters) done_q = at_q.slot_before(1);
+        next = next_tile();
+        // Parts don't go on across tiles either: their results leave below.
+        if (next.is_last() || !has_rows(next) || params.is_split()) break;
+        keys_left = next.kv_len;
+        wait_q();
+      }
+      float2 factor;
+      if constexpr (S::kConfig.halves) {
+        if (__any_sync(0xffffffffu, half_before)) {
+          factor = step.template operator()<kAll, kHalf>(true);
+        } else if (__any_sync(0xffffffffu, !finishes && keys_left <= kHalf)) {
+          factor = step.template operator()<kHalf, kAll>(false);
+        } else {
+          factor = step.template operator()<kAll, kAll>(finishes);
+        }
+      } else {
+        factor = step.template operator()<kAll, kAll>(finishes);
+      }
       // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
       if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
         scale_rows<S>(outputs, factor.x, factor.y);
@@ -297,11 +318,20 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         tile = next;
       }
     }
-    multiply_values(outputs, weights, adds);
+    if constexpr (S::kConfig.halves) {
+      if (is_half()) {
+#pragma unroll
+        for (int i = kHalf / 16; i < kAll / 16; ++i) {
+#pragma unroll
+          for (uint32_t& pair : weights[i]) pair = 0;
+        }
+      }
+    }
+    multiply_values.template operator()<kAll>(outputs, weights, adds, 1);
     const float2 factor = softmax.finish(lse);
     hopper::wgmma_wait<0>();
     hopper::fence_registers(outputs);
-    shared.ring_v.release(at_v.slot_before(1), thread);
+    shared.ring_v.release(at_k.slot_before(1), thread);
     scale_rows<S>(outputs, factor.x, factor.y);
     if constexpr (S::kSharesKeys) {
       if (tile.adds > 0) add_kept_results<S>(params, outputs, lse, consumer, tile.adds);
@@ -315,7 +345,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     }
     __syncwarp();
     held = done_q;
-    give_back();
+    give_back(false);
     tile = next;
   }
   // A turn was handed on after the last scores as after all others: consumer 0 takes it.

@@ -110,6 +110,7 @@ __device__ inline void stage_results(typename S::T* slot, const Params& params,
   }
   constexpr int kSlotBlock = kConsumerRows * hopper::kSwizzleRowBytes;
   auto* const bytes = reinterpret_cast<char*>(slot);
+  const uint32_t at = row_in_slot();
 #pragma unroll
   for (int d = 0; d < S::kHeadV / 16; ++d) {
     uint32_t words[4];
@@ -118,8 +119,7 @@ __device__ inline void stage_results(typename S::T* slot, const Params& params,
       const float* const o = &outputs[8 * d + 2 * i];
       words[i] = pack<T>(o[0], o[1]);
     }
-    const uint32_t at = hopper::swizzle_128(first_row + lane % 16, d % 4 * 32 + lane / 16 * 16);
-    hopper::store_tiles(bytes + d / 4 * kSlotBlock + at, words);
+    hopper::store_tiles(bytes + d / 4 * kSlotBlock + (at ^ d % 4 * 32), words);
   }
   hopper::fence_shared_for_async();
   __syncwarp();

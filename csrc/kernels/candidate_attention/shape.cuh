@@ -71,6 +71,17 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
   typename S::Tiles tiles;
 };
 
+// Where in a consumer's slot of q a lane's row is that it hands to load_tiles or store_tiles, for
+// its warp's sixteen rows and the head's first 16 elements; for the next ones it is at ^ 32. Made
+// anew each time: addresses kept through the steps would take registers that these need.
+__device__ inline uint32_t row_in_slot() {
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kGroupThreads / 32 * kWarpRows + lane % 16;
+  uint32_t at = hopper::swizzle_128(row, lane / 16 * 16);
+  asm volatile("" : "+r"(at));
+  return at;
+}
+
 struct Params {
   CUtensorMap q;           // [B S, H, D], box rows_together x 1 x 64
   CUtensorMap k;           // [U or 1, rows, Hk, D], box 1 x kTileN x 1 x 64

@@ -12,7 +12,6 @@
 
 namespace ikbo::attention {
 
-template <int kScores>
 class Softmax {
  public:
   // Scores times |scale| are exponents of e; of 2 with log2(e) in the factor. A scale of 0 becomes
@@ -30,6 +29,7 @@ class Softmax {
 
   // Scores of the next `keys` keys become weights relative to the reference, those beyond 0.
   // Returns by what results so far must be multiplied, for either row: 1 where the reference stays.
+  template <int kScores>
   __device__ float2 update(float (&scores)[kScores], int32_t keys) {
     if (negate_) {
 #pragma unroll
