@@ -506,9 +506,9 @@ class Cta:
                 yield from multiply_scores(following, next_block)
                 yield from multiply_values(tile, block)
                 next_turn.arrive()
-                give_back(not finishes and block == 0)
                 yield from some_time()
                 after_scores(following, next_block)
+                give_back(not finishes and block == 0)
                 yield from some_time()
                 at_v = release(self.v, at_v)
                 if finishes:

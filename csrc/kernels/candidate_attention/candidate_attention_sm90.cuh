@@ -257,12 +257,15 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       multiply_scores.template operator()<kKeys>(scores);
       multiply_values.template operator()<kBefore>(outputs, weights, adds, 2);
       hopper::barrier_arrive(its_turn, kBoth);
-      give_back(!finishes && !adds);
       is_there = shared.ring_k.is_full(at_k);
       hopper::wgmma_wait<1>();  // the scores
       hopper::fence_registers(scores);
       shared.ring_k.release(at_k.slot_before(1), thread);
-      if constexpr (S::kConfig.waits_early) release_q(keys_left);
+      const auto leave_q = [&] {
+        release_q(keys_left);
+        give_back(!finishes && !adds);
+      };
+      if constexpr (S::kConfig.waits_early) leave_q();
       float2 factor;
       if (finishes) {
         factor = softmax.finish(lse);
@@ -272,7 +275,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       if (!finishes) factor = correction;
       // Not before the softmax, because ptxas moves the exponentials past a wait that follows them
       // without a branch between.
-      if constexpr (!S::kConfig.waits_early) release_q(keys_left);
+      if constexpr (!S::kConfig.waits_early) leave_q();
       hopper::wgmma_wait<0>();
       hopper::fence_registers(outputs);
       shared.ring_v.release(at_k.slot_before(2), thread);
