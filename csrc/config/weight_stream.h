@@ -39,9 +39,9 @@ struct WeightStreamKernel {
   int weights;
 
   constexpr int features() const { return kRows / weights; }  // at most
-  // Boxes side by side in a stage. Two have the warp group wait and release half as often (76 to 73
-  // us for a gated MLP of 16 tokens, 4096 x 11008); of 64 tokens they leave room for two stages
-  // only, and one box, for four, is quicker (80 against 87 us).
+  // Boxes side by side in a stage. Two have the warp group wait and release half as often (gate and
+  // up of 16 tokens, 4096 -> 11008: 46.3 to 44.4 us). Beside 64 tokens they leave room for two
+  // stages only, and one box, for four, is quicker (47.2 us against 54.2).
   constexpr int boxes() const { return tokens == 16 ? 2 : 1; }
   constexpr int tile_k() const { return boxes() * kBoxK; }
   // Floats from token to token of the sums: no bank is hit twice, neither across nor along.
@@ -88,7 +88,9 @@ inline constexpr double kDramIngestCost = 1.5;      // of what comes from DRAM, 
 inline constexpr double kLatencyClocks = 1500;      // of a load under load
 inline constexpr double kBoxClocks = 475;           // of a warp group: waits, products, release
 inline constexpr double kStartClocks = 1500;        // barriers, maps, the first bytes
-inline constexpr double kMeetClocks = 1500;         // a cluster's sums: two meetings, remote loads
+// A cluster's sums: two meetings, remote loads, and a start that waits for all its places at once
+// (512 -> 256 of 500 rows behind another kernel: 4 us more by clusters of eight than by one CTA).
+inline constexpr double kMeetClocks = 3000;
 inline constexpr double kRemoteBytesPerClock = 32;  // into one SM, of a cluster's other CTAs
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

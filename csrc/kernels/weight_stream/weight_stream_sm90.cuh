@@ -268,7 +268,8 @@ __device__ void finish(Shared<S>& shared, const Params& p, const Work& work) {
         if (rank + r >= p.split) break;
 #pragma unroll
         for (int t = 0; t < kInHand; ++t) {
-          const int token = min(first + t * apart, work.tokens - 1);
+          const int token = first + t * apart;
+          if (token >= work.tokens) break;
 #pragma unroll
           for (int j = 0; j < S::kWeights; ++j) {
             parts[r][j][t] = hopper::load_in_cluster(
