@@ -67,32 +67,14 @@ def test_tall_tiles_only_where_they_fill() -> None:
     assert _host.attention_config(problem(S=1, D=64, Dv=64), H200).kernel.tile_m == 128
 
 
-def test_keys_are_shared_where_rounds_waste_enough() -> None:
-    def shared(**sizes: Any) -> int:
-        config = _host.attention_config(problem(**sizes), H200)
-        assert (config.shared_blocks > 0) == repr(config.kernel).endswith("_shared")
-        return int(config.shared_blocks)
-
-    for L in (2048, 4096, 8192, 16384):
-        assert shared(L=L) == L // 128
-    # The last round is nearly full, or short.
-    for sizes in ({"L": 512}, {"S": 8}, {"S": 16}, {"S": 32}, {"U": 512}, {"B": 2040, "U": 204}):
-        assert shared(**sizes) == 0
-    assert shared(B=140, U=140, S=128, H=1, L=1000) == 8  # 140 tiles of 132
-    assert not shared(L=4096, lengths_differ=True) and not shared(L=4096, D=256, Dv=256)
-
-
 def test_q_is_in_registers_where_there_are_more_tiles_than_a_round() -> None:
-    for sizes, kind in [
-        ({}, "_rounds"), ({"S": 8}, "_rounds"), ({"U": 512}, "_rounds"), ({"L": 1000}, "_rounds"),
-        ({"L": 576}, "_halves"), ({"L": 577}, "_rounds"), ({"lengths_differ": True}, "_halves"),
-        ({"L": 4096}, "_shared"), ({"L": 4096, "lengths_differ": True}, "_halves"),
-        ({"S": 4}, ""), ({"S": 1}, ""), ({"D": 256, "Dv": 256}, ""),
+    for sizes, rounds in [
+        ({}, True), ({"S": 8}, True), ({"U": 512}, True), ({"lengths_differ": True}, True),
+        ({"L": 1000}, True), ({"L": 16384}, True), ({"S": 4}, False), ({"S": 1}, False),
+        ({"D": 256, "Dv": 256}, False),
     ]:  # fmt: skip
         kernel = _host.attention_config(problem(**sizes), H200).kernel
-        tile = f"{kernel.tile_m}x{kernel.tile_n}"
-        assert repr(kernel).endswith(tile + kind), sizes
-        assert kernel.q_in_registers == (kind in ("_rounds", "_halves"))
+        assert kernel.q_in_registers == repr(kernel).endswith("_rounds") == rounds, sizes
 
 
 # ---- configs -----------------------------------------------------------------------------------
@@ -128,7 +110,6 @@ def test_every_problem_has_a_config(
     assert config.rows_together == (math.gcd(S, CONSUMER_ROWS) if ordered else CONSUMER_ROWS)
     # By tickets only where lengths differ, and where they pay for a launch that clears a counter.
     assert not config.tickets or (lengths_differ and config.parts == 1)
-    assert not config.shared_blocks or (not lengths_differ and config.parts == 1)
 
 
 def test_headline_fills_the_gpu_in_whole_tiles() -> None:
@@ -192,28 +173,7 @@ def test_config_prints_as_json() -> None:
         "rows_together": 8,
         "tickets": False,
         "expected_tiles": 0,
-        "shared_blocks": 0,
     }
-
-
-@given(ctas=st.integers(1, 140), blocks=st.integers(1, 40), data=st.data())
-def test_every_block_is_dealt_out_once(ctas: int, blocks: int, data: st.DataObject) -> None:
-    tiles = data.draw(st.integers(0, 2 * ctas))
-    runs = _host.shared_blocks(ctas, blocks, tiles)
-    sizes = [sum(end - first for _, first, end, _ in run) for run in runs]
-    assert max(sizes) - min(sizes) <= 1
-    flat = [(at, *part) for at, run in enumerate(runs) for part in run]
-    assert [(tile, block) for _, tile, first, end, _ in flat for block in range(first, end)] == [
-        (tile, block) for tile in range(tiles) for block in range(blocks)
-    ]
-    for at, tile, first, _, sharers in flat:
-        # Who has a tile's first block adds up what as many runs after it keep, each in one part,
-        # before all else that it does.
-        others = [run for run, other, _, _, _ in flat if other == tile and run != at]
-        if first == 0:
-            assert others == [at + i + 1 for i in range(sharers)]
-        else:
-            assert runs[at][0][:2] == (tile, first)
 
 
 # ---- a model of a CTA --------------------------------------------------------------------------

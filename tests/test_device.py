@@ -300,7 +300,7 @@ def test_async_copy(call: Call, rounds: int) -> None:
     assert torch.equal(out, expected.flip(1))
 
 
-# ---- clusters, flags, ring, tickets ------------------------------------------------------------
+# ---- clusters, ring, tickets -------------------------------------------------------------------
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_cluster(call: Call, size: int) -> None:
     clusters, rounds = 5, 7
@@ -325,18 +325,6 @@ def test_shared_memory_of_a_cluster(call: Call, size: int) -> None:
     own = torch.stack([number, -number, number + 0.25, number + 0.5], dim=-1)
     assert torch.equal(out[:, :, 0], own.roll(-2, 1))
     assert torch.equal(out[:, :, 1], own.roll(-1, 1))
-
-
-@pytest.mark.parametrize("by_copy_engine", [False, True])
-def test_flags_hand_data_from_cta_to_cta(call: Call, by_copy_engine: bool) -> None:
-    rows = 65
-    first = _normal(256).round()
-    for _ in range(20):
-        data = torch.full((rows, 256), NAN, device="cuda")
-        data[0] = first
-        flags = torch.zeros(rows, device="cuda", dtype=torch.int32)
-        call("flags", rows, by_copy_engine, data, flags)
-        assert torch.equal(data, first + torch.arange(rows, device="cuda")[:, None])
 
 
 @pytest.mark.parametrize("cluster", [1, 2])

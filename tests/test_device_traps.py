@@ -13,24 +13,22 @@ from .test_device import LIBRARY
 CODE = """
 import time, torch
 from tests import test_device
-zero = torch.zeros(1, device="cuda", dtype=torch.int32)
 call = test_device.load()
 start = time.time()
 try:
-    call("trap", {on_flag}, zero)
+    call("trap")
 except RuntimeError as error:
-    print(f"{{time.time() - start:.2f}} s, {{error}}")
+    print(f"{time.time() - start:.2f} s, {error}")
 """
 
 
 @pytest.mark.gpu_slow
-@pytest.mark.parametrize("on_flag", [False, True])
-def test_waits_are_bounded(on_flag: bool) -> None:
+def test_waits_are_bounded() -> None:
     """In a process of its own: a trap ends the CUDA context."""
     if not LIBRARY.exists():
         pytest.skip(f"{LIBRARY} isn't built: cmake --build build/cmake --target ikbo_device_tests")
     run = subprocess.run(
-        [sys.executable, "-c", CODE.format(on_flag=on_flag)],
+        [sys.executable, "-c", CODE],
         capture_output=True, text=True, timeout=120, cwd=REPOSITORY,
     )  # fmt: skip
     assert " s, " in run.stdout, run.stderr

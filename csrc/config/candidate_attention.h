@@ -35,10 +35,6 @@ struct AttentionKernel {
   // of the next one's.
   bool stages_results = false;
   bool q_in_registers = false;
-  // Half a block of keys where a tile has no more left, unless it is its first: steps of their own.
-  bool halves = false;
-  // Tiles that don't fill a round are shared out by blocks of keys (config/shared_blocks.h).
-  bool shares_keys = false;
 
   constexpr int tile_m() const { return consumers * kConsumerRows; }
   constexpr int q_bytes() const { return kConsumerRows * head_qk * kElementBytes; }  // of a slot
@@ -64,8 +60,6 @@ enum AttentionKernelIndex {
   k64Tall,
   k128,
   k128Rounds,
-  k128Halves,
-  k128SharesKeys,
   k192,
   k256,
   kAttentionKernelCount,
@@ -78,9 +72,6 @@ inline constexpr AttentionKernel kAttentionKernels[] = {
     // Of one round: a tile's q is read once from shared memory, and its results are the CTA's last.
     {128, 128, 128, 2, 2},
     {128, 128, 128, 1, 3, 2, false, /*stages_results=*/true, /*q_in_registers=*/true},
-    {128, 128, 128, 1, 3, 2, false, true, true, /*halves=*/true},
-    // Sharing makes every step 2 to 3 % slower, even where nothing is shared.
-    {128, 128, 128, 2, 2, 2, false, /*stages_results=*/true, false, false, /*shares_keys=*/true},
     // Steps of larger heads are long enough to load q in. With fewer keys, products would be bound
     // by reads of q from shared memory.
     {192, 128, 128, 1, 2},
@@ -95,7 +86,6 @@ constexpr bool attention_kernel_is_possible(const AttentionKernel& kernel) {
   return kernel.head_qk % 64 == 0 && kernel.head_v % 64 == 0 && kernel.tile_n % 16 == 0 &&
          kernel.head_v <= kernel.head_qk &&
          (!kernel.stages_results || kernel.q_slots == 2 || kernel.q_in_registers) &&
-         (!kernel.halves || (kernel.q_in_registers && kernel.tile_n % 32 == 0)) &&
          kernel.scores() + kernel.outputs() + kernel.weights() + kernel.queries() + kept_free <=
              kernel.consumer_registers() &&
          AttentionKernel::kWarpGroupThreads *
@@ -123,7 +113,6 @@ struct AttentionConfig {
   bool tickets;        // a CTA that is free takes the next tile, of 32 users those of the longest
                        // histories first; else every ctas-th from its own on
   int expected_tiles;  // of a user and head, where a CTA's first tile can be guessed; 0: it can't
-  int shared_blocks;   // of a tile, where those that don't fill a round are shared out; or 0
   int most_tiles;      // where keys are cut, tiles that there can be; else 0
 };
 
@@ -204,7 +193,6 @@ constexpr int attention_parts(int64_t tiles, int64_t blocks, int sm_count) {
 // For a problem without a decline reason.
 constexpr AttentionConfig attention_config(const AttentionProblem& problem,
                                            const DeviceLimits& device) {
-  constexpr int kMaxSharedBlocks = 1 << 14;  // times two rounds of tiles it stays in int32
   AttentionConfig config{};
   config.kernel = attention_kernel_for_heads(problem, device);
   const AttentionKernel& kernel = kAttentionKernels[config.kernel];
@@ -230,21 +218,7 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   const bool guesses =
       !problem.lengths_differ && !problem.ordered && problem.U > 0 && problem.B % problem.U == 0;
   if (guesses) config.expected_tiles = static_cast<int>(tiles.of_user);
-  if (config.kernel != k128 || tiles.even <= device.sm_count) return config;
-  const int64_t last = problem.L % kernel.tile_n;
-  const bool halves =
-      problem.lengths_differ || (blocks > 1 && last > 0 && 2 * last <= kernel.tile_n);
-  config.kernel = halves ? k128Halves : k128Rounds;
-  if (!problem.lengths_differ) {
-    const int64_t unshared = (tiles.even + config.ctas - 1) / config.ctas * blocks;
-    const int64_t shared = (tiles.even * blocks + config.ctas - 1) / config.ctas;
-    // What is kept and added up costs about two blocks, and every step is slower.
-    const bool pays = unshared - shared > 2 + unshared / 64;
-    if (pays && blocks < kMaxSharedBlocks) {
-      config.kernel = k128SharesKeys;
-      config.shared_blocks = static_cast<int>(blocks);
-    }
-  }
+  if (config.kernel == k128 && tiles.even > device.sm_count) config.kernel = k128Rounds;
   return config;
 }
 
@@ -252,11 +226,7 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
 inline std::string name(const AttentionKernel& kernel) {
   return "candidate_attention_sm90_" + std::to_string(kernel.head_qk) + "_" +
          std::to_string(kernel.head_v) + "_" + std::to_string(kernel.tile_m()) + "x" +
-         std::to_string(kernel.tile_n) +
-         (kernel.halves           ? "_halves"
-          : kernel.q_in_registers ? "_rounds"
-          : kernel.shares_keys    ? "_shared"
-                                  : "");
+         std::to_string(kernel.tile_n) + (kernel.q_in_registers ? "_rounds" : "");
 }
 
 // For explain: the config as JSON.
@@ -268,8 +238,7 @@ inline std::string to_json(const AttentionConfig& config) {
          ", \"ctas\": " + std::to_string(config.ctas) +
          ", \"rows_together\": " + std::to_string(config.rows_together) +
          ", \"tickets\": " + (config.tickets ? "true" : "false") +
-         ", \"expected_tiles\": " + std::to_string(config.expected_tiles) +
-         ", \"shared_blocks\": " + std::to_string(config.shared_blocks) + "}";
+         ", \"expected_tiles\": " + std::to_string(config.expected_tiles) + "}";
 }
 
 }  // namespace ikbo

@@ -104,11 +104,6 @@ __device__ inline void tma_load_multicast(void* destination, const CUtensorMap& 
 __device__ inline void fence_shared_for_async() {
   cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
 }
-// The same for global memory: between ordinary stores by other CTAs (acquired) and a tma_load of
-// them, and on the writers' side before they release.
-__device__ inline void fence_global_for_async() {
-  cuda::ptx::fence_proxy_async(cuda::ptx::space_global);
-}
 
 // Stores one box; what lies out of range is dropped. One thread calls it.
 __device__ inline void tma_store(const CUtensorMap& map, const void* source, L2Hint hint, int32_t x,

@@ -196,10 +196,10 @@ void run_kernels(OpPaths& paths, const CandidateAttention& p, const Tensor& out,
   o.out = out.mutable_data_ptr();
   if (lse.numel() > 0) o.lse = lse.mutable_data_ptr<float>();
   o.scale = static_cast<float>(p.scale);
-  OptTensor words, kept;
-  if (const int64_t count = attention_words(config); count > 0) {
-    words = empty({count}, ScalarType::Int, out);
-    o.words = reinterpret_cast<uint32_t*>(words->mutable_data_ptr<int32_t>());
+  OptTensor ticket, kept;
+  if (config.tickets) {
+    ticket = empty({1}, ScalarType::Int, out);
+    o.ticket = reinterpret_cast<uint32_t*>(ticket->mutable_data_ptr<int32_t>());
   }
   if (const int64_t bytes = attention_kept_bytes(config); bytes > 0) {
     kept = empty({bytes}, ScalarType::Byte, out);

@@ -18,7 +18,6 @@
 #include "config/group_candidates.h"
 #include "config/linear_compression.h"
 #include "config/norm.h"
-#include "config/shared_blocks.h"
 
 namespace py = pybind11;
 
@@ -373,27 +372,8 @@ void bind_candidate_attention(py::module_& m) {
       .def_readonly("rows_together", &Config::rows_together)
       .def_readonly("tickets", &Config::tickets)
       .def_readonly("expected_tiles", &Config::expected_tiles)
-      .def_readonly("shared_blocks", &Config::shared_blocks)
       .def_readonly("most_tiles", &Config::most_tiles)
       .def("__repr__", [](const Config& config) { return ikbo::to_json(config); });
-  m.def(
-      "shared_blocks",
-      [](int32_t ctas, int32_t blocks_of_tile, int32_t tiles) {
-        const ikbo::SharedBlocks shared{ikbo::FastDivisor(ctas), ikbo::FastDivisor(blocks_of_tile)};
-        using Part = std::tuple<int32_t, int32_t, int32_t, int32_t>;  // tile, first, end, sharers
-        std::vector<std::vector<Part>> runs(ctas);
-        for (int32_t run = 0; run < ctas; ++run) {
-          const int32_t end = shared.begin(tiles, run + 1);
-          for (int32_t begin = shared.begin(tiles, run); begin < end;) {
-            const ikbo::BlocksOfTile part = shared.take(begin, end);
-            begin += part.end - part.first;
-            const int32_t sharers = part.keeps() ? 0 : shared.sharers(tiles, run, part.tile);
-            runs[run].emplace_back(part.tile, part.first, part.end, sharers);
-          }
-        }
-        return runs;
-      },
-      py::arg("ctas"), py::arg("blocks_of_tile"), py::arg("tiles"));
   m.def("attention_kernels", [] {
     return std::vector<Kernel>(std::begin(ikbo::kAttentionKernels),
                                std::end(ikbo::kAttentionKernels));

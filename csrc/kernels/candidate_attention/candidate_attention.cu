@@ -5,10 +5,10 @@ namespace {
 
 // A launch of its own that overlaps on either side, which a library's fill doesn't: that cost 2 us.
 // The kernel waits for this one, which waits for the one ahead: nothing overtakes.
-__global__ void clear_words(uint32_t* words, int count) {
+__global__ void clear_ticket(uint32_t* ticket) {
   hopper::allow_next_kernel();
   hopper::wait_for_previous_kernel();
-  for (int i = threadIdx.x; i < count; i += blockDim.x) words[i] = 0;
+  if (threadIdx.x == 0) *ticket = 0;
 }
 
 template <class T>
@@ -22,10 +22,10 @@ void run(const AttentionOperands& operands, const AttentionConfig& config, cudaS
 
 void run_candidate_attention(const AttentionOperands& operands, const AttentionConfig& config,
                              cudaStream_t stream) {
-  if (const int count = static_cast<int>(attention_words(config)); count > 0) {
-    LaunchShape shape{1, 256};
+  if (config.tickets) {
+    LaunchShape shape{1, 32};
     shape.overlaps_previous = true;
-    launch(clear_words, shape, stream, operands.words, count);
+    launch(clear_ticket, shape, stream, operands.ticket);
   }
   if (operands.type == ElementType::kBfloat16) {
     run<__nv_bfloat16>(operands, config, stream);
@@ -34,15 +34,9 @@ void run_candidate_attention(const AttentionOperands& operands, const AttentionC
   }
 }
 
-int64_t attention_words(const AttentionConfig& config) {
-  if (config.tickets) return 1;
-  if (config.shared_blocks == 0) return 0;
-  return config.ctas * attention::KeptFlags<attention::Shape<__half, k128SharesKeys>>::kOfCta;
-}
-
 int64_t attention_kept_bytes(const AttentionConfig& config) {
-  if (config.shared_blocks == 0 && config.parts == 1) return 0;
-  const int64_t count = config.parts > 1 ? int64_t{config.most_tiles} * config.parts : config.ctas;
+  if (config.parts == 1) return 0;
+  const int64_t count = int64_t{config.most_tiles} * config.parts;
   int64_t bytes = 0;
   attention::for_each_kernel<__half>([&]<class S>(int kernel) {  // alike for either type
     if (kernel == config.kernel) bytes = count * sizeof(attention::KeptResults<S>);
@@ -51,7 +45,7 @@ int64_t attention_kept_bytes(const AttentionConfig& config) {
 }
 
 void load_candidate_attention() {
-  load_kernel(clear_words);
+  load_kernel(clear_ticket);
   const auto load = [&]<class S>(int) {
     load_kernel(attention::candidate_attention_sm90<S>);
     if constexpr (attention::kCutsKeys<S>) load_kernel(attention::add_attention_parts<S>);

@@ -30,13 +30,12 @@ struct AttentionOperands {
   void* out;                // [B, S, H, Dv]
   float* lse;               // [B, H, S] or null
   float scale;
-  uint32_t* words;  // attention_words(config) of them; or null
-  void* kept;       // attention_kept_bytes(config); or null
+  uint32_t* ticket;  // where config.tickets; or null
+  void* kept;        // attention_kept_bytes(config); or null
 };
 
 void run_candidate_attention(const AttentionOperands& operands, const AttentionConfig& config,
                              cudaStream_t stream);
-int64_t attention_words(const AttentionConfig& config);
 int64_t attention_kept_bytes(const AttentionConfig& config);
 void load_candidate_attention();
 

@@ -10,9 +10,9 @@
 
 namespace ikbo::attention {
 
-// None of the kernels for more tiles than one round takes.
+// Not the kernel for more tiles than one round takes.
 template <class S>
-inline constexpr bool kCutsKeys = !S::kQInRegisters && !S::kSharesKeys;
+inline constexpr bool kCutsKeys = !S::kQInRegisters;
 
 template <class S>
 void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cudaStream_t stream) {
@@ -56,14 +56,10 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   params.rows_together = config.rows_together;
   params.parts = FastDivisor(config.parts);
   params.most_parts = config.most_tiles * config.parts;
-  if (config.tickets) params.ticket = o.words;
+  params.ticket = o.ticket;
   if (config.expected_tiles > 0) {
     params.guess = {true, FastDivisor(config.expected_tiles),
                     FastDivisor(static_cast<int32_t>(o.H)), static_cast<int32_t>(o.B / o.U)};
-  }
-  if (config.shared_blocks > 0) {
-    params.shared_blocks = {FastDivisor(config.ctas), FastDivisor(config.shared_blocks)};
-    params.kept_flags = o.words;
   }
   params.kept = o.kept;
   static_assert(sizeof(Shared<S>) + AttentionKernel::kAlignmentBytes <= S::kConfig.shared_bytes());

@@ -12,8 +12,7 @@
 // - The last group, one warp each (loads.cuh): find tiles, load q, load k, load v.
 // Where a consumer has no rows in a tile it lets the blocks go by. Where there are too few tiles
 // for the GPU each is cut into parts of its keys, which take the places of tiles; a second kernel
-// adds up their results (split.cuh). Where tiles don't fill the last round, a kernel that shares
-// keys deals out their blocks (shared_keys.cuh).
+// adds up their results (split.cuh).
 #pragma once
 
 #include "hopper/dependent_launch.cuh"
@@ -21,15 +20,13 @@
 #include "hopper/wgmma.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
-#include "kernels/candidate_attention/shared_keys.cuh"
 #include "kernels/candidate_attention/softmax.cuh"
 #include "kernels/candidate_attention/split.cuh"
 
 namespace ikbo::attention {
 
-// Of a block of keys or half of one.
-template <class S, int kKeys = S::kTileN>
-using Scores = float[kKeys / 2];
+template <class S>
+using Scores = float[S::kTileN / 2];
 // 16-bit weights as wgmma takes A from registers: four for each 16 keys.
 template <class S>
 using Weights = uint32_t[S::kTileN / 16][4];
@@ -62,10 +59,10 @@ __device__ inline void multiply_q_k(Scores<S>& scores, uint64_t q, uint64_t k) {
   }
 }
 
-template <class S, int kKeys>
-__device__ inline void multiply_queries_k(Scores<S, kKeys>& scores, const Queries<S>& queries,
+template <class S>
+__device__ inline void multiply_queries_k(Scores<S>& scores, const Queries<S>& queries,
                                           uint64_t k) {
-  using Product = hopper::Wgmma<typename S::T, kKeys, hopper::Major::kK, hopper::Major::kK>;
+  using Product = hopper::Wgmma<typename S::T, S::kTileN, hopper::Major::kK, hopper::Major::kK>;
   constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
   constexpr uint32_t kKBlock = S::kTileN * hopper::kSwizzleRowBytes / 16;
 #pragma unroll
@@ -74,22 +71,22 @@ __device__ inline void multiply_queries_k(Scores<S, kKeys>& scores, const Querie
   }
 }
 
-template <class S, int kKeys>
+template <class S>
 __device__ inline void multiply_weights_v(Outputs<S>& outputs, const Weights<S>& weights,
                                           uint64_t v, bool add) {
   using Product = hopper::Wgmma<typename S::T, S::kHeadV, hopper::Major::kK, hopper::Major::kMn>;
 #pragma unroll
-  for (int key = 0; key < kKeys / 16; ++key) {
+  for (int key = 0; key < S::kTileN / 16; ++key) {
     Product::multiply_registers(outputs, weights[key],
                                 v + key * hopper::kDescriptorStep<hopper::Major::kMn>,
                                 add || key > 0);
   }
 }
 
-template <class S, int kKeys>
-__device__ inline void round_weights(Weights<S>& weights, const Scores<S, kKeys>& scores) {
+template <class S>
+__device__ inline void round_weights(Weights<S>& weights, const Scores<S>& scores) {
 #pragma unroll
-  for (int i = 0; i < kKeys / 4; ++i) {
+  for (int i = 0; i < S::kTileN / 4; ++i) {
     weights[i / 4][i % 4] = pack<typename S::T>(scores[2 * i], scores[2 * i + 1]);
   }
 }
@@ -126,7 +123,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   // The next tile with keys, or the last.
   const auto next_tile = [&] {
     for (;;) {
-      const typename S::Tile tile = shared.tiles.read(at);
+      const QueryTile tile = shared.tiles.read(at);
       at.advance();
       if (tile.is_last() || tile.kv_len > 0) return tile;
       if (!params.is_split()) {
@@ -143,12 +140,12 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       at_q.advance();
     }
   };
-  const auto multiply_scores = [&]<int kKeys>(Scores<S, kKeys>& scores) {
+  const auto multiply_scores = [&](Scores<S>& scores) {
     const int q_slot = hopper::uniform(at_q.slot), k_slot = hopper::uniform(at_k.slot);
     hopper::barrier_wait(my_turn, kBoth);
     hopper::wgmma_fence();
     if constexpr (S::kQInRegisters) {
-      multiply_queries_k<S, kKeys>(scores, queries, hopper::moved(k, k_slot * kSlotK));
+      multiply_queries_k<S>(scores, queries, hopper::moved(k, k_slot * kSlotK));
     } else {
       multiply_q_k<S>(scores, hopper::moved(q, q_slot * kSlotQ), hopper::moved(k, k_slot * kSlotK));
     }
@@ -156,13 +153,13 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     at_k.advance();
   };
   // Of the block `behind` at_k: a place of its own for values would take registers that steps need.
-  const auto multiply_values = [&]<int kKeys>(Outputs<S>& outputs, const Weights<S>& weights,
-                                              bool adds, int behind) {
+  const auto multiply_values = [&](Outputs<S>& outputs, const Weights<S>& weights, bool adds,
+                                   int behind) {
     const auto at_v = at_k.before(behind);
     const int v_slot = hopper::uniform(at_v.slot);
     shared.ring_v.wait_full(at_v);
     hopper::wgmma_fence();
-    multiply_weights_v<S, kKeys>(outputs, weights, hopper::moved(v, v_slot * kSlotV), adds);
+    multiply_weights_v<S>(outputs, weights, hopper::moved(v, v_slot * kSlotV), adds);
     hopper::wgmma_commit();
   };
   // Where the scores made last, of the block from which on the tile has `keys`, are the tile's
@@ -191,14 +188,9 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   // Consumer 0 has the first turn.
   if (consumer == S::kConsumers - 1) hopper::barrier_arrive(its_turn, kBoth);
   Softmax softmax(params.scale);
-  typename S::Tile tile = next_tile();
+  QueryTile tile = next_tile();
   const auto leave = [&](Outputs<S>& outputs, float (&lse)[2], [[maybe_unused]] int q_slot) {
     const ConsumerRows rows(tile, consumer);
-    if constexpr (S::kSharesKeys) {
-      if (__any_sync(0xffffffffu, tile.keeps)) {
-        return hand_over_results<S>(params, outputs, lse, consumer);
-      }
-    }
     if constexpr (S::kStagesResults) {
       if (q_slot != kNone) {
         return stage_results<S>(shared.q[consumer][q_slot][0], params, outputs, lse, rows);
@@ -226,7 +218,6 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       tile = next_tile();
       continue;
     }
-    constexpr int kAll = S::kTileN, kHalf = S::kTileN / 2;
     Outputs<S> outputs;
     Weights<S> weights;
     softmax.start();
@@ -234,28 +225,29 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     shared.ring_k.wait_full(at_k);
     {
       Scores<S> scores;
-      multiply_scores.template operator()<kAll>(scores);
+      multiply_scores(scores);
       hopper::barrier_arrive(its_turn, kBoth);
       hopper::wgmma_wait<0>();
       hopper::fence_registers(scores);
       shared.ring_k.release(at_k.slot_before(1), thread);
       release_q(tile.kv_len);
       softmax.update(scores, tile.kv_len);
-      round_weights<S, kAll>(weights, scores);
+      round_weights<S>(weights, scores);
     }
 
     int32_t keys_left = tile.kv_len - S::kTileN;
     bool adds = false;      // to outputs of blocks before
     bool is_there = false;  // the next block of keys
-    typename S::Tile next = tile;
+    QueryTile next = tile;
     float lse[2];
     int done_q = kNone;  // of two slots, that of the tile whose last scores are made
-    // Scores of kKeys keys, outputs of kBefore. Returns by what these are to be multiplied.
-    const auto step = [&]<int kKeys, int kBefore>(bool finishes) {
-      Scores<S, kKeys> scores;
+    // Returns by what outputs are to be multiplied. Written out in the loop, ptxas would move some
+    // of the exponentials past the wait for the second product.
+    const auto step = [&](bool finishes) {
+      Scores<S> scores;
       if (!is_there) shared.ring_k.wait_full(at_k);
-      multiply_scores.template operator()<kKeys>(scores);
-      multiply_values.template operator()<kBefore>(outputs, weights, adds, 2);
+      multiply_scores(scores);
+      multiply_values(outputs, weights, adds, 2);
       hopper::barrier_arrive(its_turn, kBoth);
       is_there = shared.ring_k.is_full(at_k);
       hopper::wgmma_wait<1>();  // the scores
@@ -279,13 +271,11 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       hopper::wgmma_wait<0>();
       hopper::fence_registers(outputs);
       shared.ring_v.release(at_k.slot_before(2), thread);
-      round_weights<S, kKeys>(weights, scores);
+      round_weights<S>(weights, scores);
       return factor;
     };
-    // Whether the weights at hand are of half a block, of which the tile has keys_left + kAll.
-    const auto is_half = [&] { return S::kConfig.halves && adds && keys_left <= -kHalf; };
     for (;;) {
-      const bool finishes = keys_left <= 0, half_before = is_half();
+      const bool finishes = keys_left <= 0;
       if (finishes) {
         give_back(!adds);
         if constexpr (S::kStagesResults && !S::kQInRegisters) done_q = at_q.slot_before(1);
@@ -295,18 +285,7 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         keys_left = next.kv_len;
         wait_q();
       }
-      float2 factor;
-      if constexpr (S::kConfig.halves) {
-        if (__any_sync(0xffffffffu, half_before)) {
-          factor = step.template operator()<kAll, kHalf>(true);
-        } else if (__any_sync(0xffffffffu, !finishes && keys_left <= kHalf)) {
-          factor = step.template operator()<kHalf, kAll>(false);
-        } else {
-          factor = step.template operator()<kAll, kAll>(finishes);
-        }
-      } else {
-        factor = step.template operator()<kAll, kAll>(finishes);
-      }
+      const float2 factor = step(finishes);
       // Mostly not. A row's own factor is 1 then: what other rows need changes nothing for it.
       if (__any_sync(0xffffffffu, factor.x != 1 || factor.y != 1)) {
         scale_rows<S>(outputs, factor.x, factor.y);
@@ -321,24 +300,12 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
         tile = next;
       }
     }
-    if constexpr (S::kConfig.halves) {
-      if (is_half()) {
-#pragma unroll
-        for (int i = kHalf / 16; i < kAll / 16; ++i) {
-#pragma unroll
-          for (uint32_t& pair : weights[i]) pair = 0;
-        }
-      }
-    }
-    multiply_values.template operator()<kAll>(outputs, weights, adds, 1);
+    multiply_values(outputs, weights, adds, 1);
     const float2 factor = softmax.finish(lse);
     hopper::wgmma_wait<0>();
     hopper::fence_registers(outputs);
     shared.ring_v.release(at_k.slot_before(1), thread);
     scale_rows<S>(outputs, factor.x, factor.y);
-    if constexpr (S::kSharesKeys) {
-      if (tile.adds > 0) add_kept_results<S>(params, outputs, lse, consumer, tile.adds);
-    }
     if (params.is_split()) {
       if (tile.part < params.most_parts) {  // always, of offsets that belong to the candidates
         keep_results<S>(kept_results<S>(params, tile.part), outputs, lse, consumer);
@@ -402,9 +369,6 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   const int32_t early_keys = guess.early_keys(S::kStages, S::kTileN);
   hopper::give_registers<S::kConfig.other_registers()>();
   if (warp == 0) {
-    if constexpr (S::kSharesKeys) {
-      if (params.kept != nullptr) return find_shared_tiles(shared, params);
-    }
     find_tiles(shared, params, guess);
   } else if (warp == 1) {
     load_q(shared, params, guess.rows);

@@ -13,7 +13,6 @@ namespace ikbo::attention {
 // The last tile where there is nothing to guess.
 template <class S>
 __device__ QueryTile guess_first_tile(const Params& params) {
-  if constexpr (S::kSharesKeys) return {-1};  // the tiles it finds are others
   const int32_t index = blockIdx.x, of_tiles = params.parts.divide(index);
   QueryTile tile = guessed_tile<S::kTileM>(params.runs, params.guess, of_tiles);
   if (params.is_split()) {
@@ -57,7 +56,7 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params, QueryTile gu
     } else {
       guess.give_up(S::kStages, S::kTileN);
     }
-    if (writes) shared.tiles.write(position, typename S::Tile{guess});
+    if (writes) shared.tiles.write(position, guess);
     position.advance();
   }
   TileFinder<S::kTileM> finder(params.runs, params.ticket != nullptr);
@@ -68,7 +67,7 @@ __device__ void find_tiles(Shared<S>& shared, const Params& params, QueryTile gu
       tile.take_part(params.parts.remainder(index, of_tiles), params.parts.divisor(), S::kTileN);
       tile.part = index;
     }
-    if (writes) shared.tiles.write(position, typename S::Tile{tile});
+    if (writes) shared.tiles.write(position, tile);
     if (tile.is_last()) return;
     if (params.ticket == nullptr) {
       index += gridDim.x;

@@ -232,7 +232,7 @@ class TileFinder {
 };
 
 // Hands tiles from the warp that finds them to those that work on them.
-template <int kSlots, int kReaders, class Tile>
+template <int kSlots, int kReaders>
 struct TileRing {
   class Position {
    public:
@@ -246,7 +246,7 @@ struct TileRing {
   static_assert((kSlots & (kSlots - 1)) == 0);
   hopper::Barrier full[kSlots];
   hopper::Barrier empty[kSlots];
-  Tile tiles[kSlots];
+  QueryTile tiles[kSlots];
 
   // By a whole warp, as Pipeline's.
   __device__ void init_by_warp() {
@@ -258,7 +258,7 @@ struct TileRing {
     }
   }
   // By one thread.
-  __device__ void write(const Position& position, const Tile& tile) {
+  __device__ void write(const Position& position, const QueryTile& tile) {
     hopper::wait(empty[position.slot()], position.phase() ^ 1);
     tiles[position.slot()] = tile;
     hopper::arrive(full[position.slot()]);
@@ -268,16 +268,16 @@ struct TileRing {
     hopper::wait(empty[position.slot()], position.phase());
   }
   // By each reader, which is a thread.
-  __device__ Tile read_alone(const Position& position) {
+  __device__ QueryTile read_alone(const Position& position) {
     hopper::wait(full[position.slot()], position.phase());
-    const Tile tile = tiles[position.slot()];
+    const QueryTile tile = tiles[position.slot()];
     hopper::arrive(empty[position.slot()]);
     return tile;
   }
   // By each reader, which is a warp.
-  __device__ Tile read(const Position& position) {
+  __device__ QueryTile read(const Position& position) {
     hopper::wait(full[position.slot()], position.phase());
-    const Tile tile = tiles[position.slot()];
+    const QueryTile tile = tiles[position.slot()];
     __syncwarp();
     if (threadIdx.x % 32 == 0) hopper::arrive(empty[position.slot()]);
     return tile;

@@ -4,11 +4,8 @@
 
 #include <cuda.h>  // CUtensorMap
 
-#include <type_traits>
-
 #include "config/candidate_attention.h"
 #include "config/fast_divisor.h"
-#include "config/shared_blocks.h"
 #include "hopper/mbarrier.cuh"
 #include "hopper/pipeline.cuh"
 #include "hopper/swizzle.cuh"
@@ -30,12 +27,10 @@ enum class NamedBarrier {
   kTurn,       // one a consumer: its turn at the tensor cores
 };
 
-struct SharedTile;
-
 // The readers of a tile: the warp that loads q, the threads that load k and v, four warps of each
 // consumer.
-template <int kConsumers, class Tile>
-using TilesOf = TileRing<2, 1 + 2 + kConsumers * 4, Tile>;
+template <int kConsumers>
+using TilesOf = TileRing<2, 1 + 2 + kConsumers * 4>;
 
 // One of kAttentionKernels for one element type.
 template <class T_, int kKernel>
@@ -46,10 +41,8 @@ struct Shape {
   static constexpr int kHeadQk = kConfig.head_qk, kHeadV = kConfig.head_v;
   static constexpr int kTileM = kConfig.tile_m();
   static constexpr int kTileN = kConfig.tile_n, kStages = kConfig.stages;
-  static constexpr bool kSharesKeys = kConfig.shares_keys;
-  using Tile = std::conditional_t<kSharesKeys, SharedTile, QueryTile>;
   static constexpr int kConsumers = kConfig.consumers;
-  using Tiles = TilesOf<kConsumers, Tile>;
+  using Tiles = TilesOf<kConsumers>;
   static constexpr bool kStagesResults = kConfig.stages_results;
   static constexpr bool kQInRegisters = kConfig.q_in_registers;
   // Each warp gives back its rows of a slot of q, or one thread all.
@@ -102,9 +95,7 @@ struct Params {
   uint32_t* ticket;       // the next one, or null
   Guess guess;
   float scale;
-  SharedBlocks shared_blocks;  // where keys are shared
-  void* kept;                  // KeptResults, one a CTA or, of tiles cut into parts, one a part
-  uint32_t* kept_flags;        // one for each warp of each CTA's consumers, 0 at first
+  void* kept;  // KeptResults, one a part
 
   __device__ bool is_split() const { return parts.divisor() > 1; }
 };
