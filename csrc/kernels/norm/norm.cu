@@ -91,6 +91,18 @@ ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
   return forward_overlapped_kernel<float>(vectors);
 }
 
+ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) {
+  if (type == ElementType::kBfloat16) return forward_loose_kernel<__nv_bfloat16>(vectors, lanes);
+  if (type == ElementType::kFloat16) return forward_loose_kernel<__half>(vectors, lanes);
+  return forward_loose_kernel<float>(vectors, lanes);
+}
+
+BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes) {
+  if (type == ElementType::kBfloat16) return backward_loose_kernel<__nv_bfloat16>(vectors, lanes);
+  if (type == ElementType::kFloat16) return backward_loose_kernel<__half>(vectors, lanes);
+  return backward_loose_kernel<float>(vectors, lanes);
+}
+
 BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
   if (type == ElementType::kBfloat16) return backward_kernel<__nv_bfloat16>(vectors, in_warp, full);
   if (type == ElementType::kFloat16) return backward_kernel<__half>(vectors, in_warp, full);
@@ -132,11 +144,16 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
            config.mapping.columns, config.groups);
     return;
   }
+  const NormMapping& m = config.mapping;
+  if (config.has_counter()) norm::clear(p.counter, stream);
+  if (m.interleaved) {
+    launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes),
+           norm::shape_of(config), stream, p, config);
+    return;
+  }
   // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
   const bool full = norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
                     (p.quantizes() || norm::is_full({p.y}, p.rows, config));
-  if (config.has_counter()) norm::clear(p.counter, stream);
-  const NormMapping& m = config.mapping;
   if (full && norm::takes_overlapped(p, config)) {
     LaunchShape shape = norm::shape_of(config);
     shape.block.x += 32;  // exchanges sums
@@ -171,7 +188,8 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
                       norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
                       norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
     if (config.lead > 0) norm::clear(p.turns, stream);
-    launch(norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
+    launch(m.interleaved ? norm::backward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes)
+                         : norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
            norm::shape_of(config), stream, p, config);
   }
   if (p.weight_partials == nullptr && p.bias_partials == nullptr) return;
@@ -186,6 +204,12 @@ void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
     for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
+    for (const int lanes : {8, 16, 32, 64}) {
+      for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
+        load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes));
+        load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
+      }
+    }
     for (const int vectors : NormMapping::kThreadVectors) {
       for (const bool in_warp : {false, true}) {
         for (const bool full : {false, true}) {

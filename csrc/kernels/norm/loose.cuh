@@ -1,0 +1,106 @@
+// Rows that leave some of their threads' slots without a column: how a thread reads and writes its
+// columns, one element at a time. A row of any length at any address costs the same.
+#pragma once
+
+#include "hopper/bulk_copy.cuh"
+#include "hopper/tma.cuh"
+#include "kernels/norm/staged.cuh"
+
+namespace ikbo::norm {
+
+// A thread's columns of a CTA's span: NormMapping::column() on the device, where `interleaved`.
+// Neighbouring lanes have neighbouring columns, which takes a bank of shared memory each two of
+// them, whatever a row's length. kLanes: of a warp that a row has; 0: it has all of a CTA's warps.
+// Of kSlots a warp takes those that one of its lanes has a column for: all kSure first ones have.
+template <int kVectors, int kVector, int kLanes>
+struct LooseColumns {
+  static constexpr bool kInWarp = kLanes > 0;
+  static constexpr int kStep = kInWarp ? kLanes : 32;  // from slot to slot
+  static constexpr int kSlots = kVectors * kVector;
+  static constexpr int kSure = (kInWarp ? kVectors - 1 : kVectors / 2) * kVector;
+  int count;    // columns of the span
+  int columns;  // of the warp's part of it
+  int first;    // this thread's, in the span
+  int slots, mine;
+
+  __device__ static LooseColumns of_span(const NormMapping& m, int64_t first_column) {
+    LooseColumns at;
+    at.count = static_cast<int>(min(m.cta_columns, m.columns - first_column));
+    const int warp = kInWarp ? 0 : threadIdx.x / 32, lane = threadIdx.x % kStep;
+    const int begin = kInWarp ? 0 : at.count * warp / m.warps;
+    at.columns = kInWarp ? at.count : at.count * (warp + 1) / m.warps - begin;
+    at.first = begin + lane;
+    at.slots = (at.columns + kStep - 1) / kStep;
+    at.mine = (at.columns - lane + kStep - 1) / kStep;
+    return at;
+  }
+
+  // body(slot) for each slot, by all of a warp's threads. Beyond the sure ones in groups of 1, 1,
+  // 2, 4 and 8, each behind a branch that a warp takes as one.
+  template <class Body>
+  __device__ void each(const Body& body) const {
+#pragma unroll
+    for (int i = 0; i < kSure; ++i) body(i);
+    each_from<kSure>(body);
+  }
+  __device__ bool has(int slot) const { return slot < kSure || slot < mine; }
+  // Of a row whose span begins at `row`. Zero where there is no column.
+  template <class T>
+  __device__ float load(const char* row, int slot) const {
+    const T* const from = reinterpret_cast<const T*>(row) + first;
+    return has(slot) ? static_cast<float>(from[slot * kStep]) : 0.0f;
+  }
+  template <class T>
+  __device__ void store(char* row, int slot, T value) const {
+    T* const to = reinterpret_cast<T*>(row) + first;
+    if (has(slot)) to[slot * kStep] = value;
+  }
+
+ private:
+  template <int kFrom, class Body>
+  __device__ void each_from(const Body& body) const {
+    if constexpr (kFrom < kSlots) {
+      constexpr int kSize = kFrom == kSure ? 1 : kFrom - kSure;
+      constexpr int kTo = kFrom + kSize < kSlots ? kFrom + kSize : kSlots;
+      if (slots > kFrom) {
+#pragma unroll
+        for (int i = kFrom; i < kTo; ++i) body(i);
+        each_from<kTo>(body);
+      }
+    }
+  }
+};
+
+// Whether results of x's type may be written over x in its stage, and its rows stored from there at
+// once: they have to lie in memory as x's do.
+__device__ inline bool lies_as(const NormMatrix& y, const NormMatrix& x, const Place& at,
+                               int columns, const NormConfig& config) {
+  const auto from = [&](const NormMatrix& m) {
+    return reinterpret_cast<uintptr_t>(Target(m, at).data);
+  };
+  return y.type == x.type && Staged::touches(x, columns, config) &&
+         Staged::touches(y, columns, config) && (from(y) - from(x)) % 16 == 0 &&
+         (y.row_bytes - x.row_bytes) % 16 == 0;
+}
+
+// By a warp: stores a span of shared memory, which its threads see, to a place of the same address
+// modulo 16. The copy engine takes the whole pieces of 16 bytes, and lanes what is before and
+// behind. Lane 0 closes its group.
+template <class T>
+__device__ inline void store_span(char* to, const char* from, int bytes) {
+  constexpr int kSize = sizeof(T);
+  const int lane = threadIdx.x % 32;
+  const int head = min((16 - beyond(to, 16)) & 15, bytes);
+  const int body = max(bytes - head - beyond(to + bytes, 16), 0);
+  if (lane == 0) {
+    if (body > 0) hopper::bulk_store(to + head, from + head, body);
+    hopper::tma_store_commit();
+  }
+  int at = lane * kSize;
+  if (at >= head) at += body;
+  if (at < bytes) {
+    *reinterpret_cast<T*>(to + at) = *reinterpret_cast<const T*>(from + at);
+  }
+}
+
+}  // namespace ikbo::norm
