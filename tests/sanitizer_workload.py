@@ -81,7 +81,7 @@ def candidate_attention(
 
 
 # Reach every norm kernel for aligned rows compiled for a type of two bytes, and halved those for
-# fp32: all numbers of vectors and lanes, within a warp and over several, rows that fit and that don't.
+# fp32: all numbers of vectors and lanes, within a warp and over several, rows that fit or don't.
 NORM_COLUMNS = [5, 64, 100, 128, 130, 257, 384, 500, 512, 576, 640, 700, 1001, 1024, 1030, 1280,
                 2304, 2560, 8192, 9001]  # fmt: skip
 NORM_COLUMNS_APART = [128, 1024, 1152, 2048, 4096]
