@@ -227,7 +227,10 @@ struct NormConfig {
   // Forward: every thread keeps its vectors of weight and bias, in x's type, in shared memory.
   bool keeps_parameters;
 
-  constexpr bool has_counter() const { return by_ticket || paced; }
+  int counters;  // a word each, kCounterStep words apart
+  static constexpr int kCounterStep = 32;
+
+  constexpr bool has_counter() const { return counters > 0; }
   // A float for every column slot of every thread.
   constexpr int sum_bytes() const {
     return mapping.warps * 32 * mapping.thread_vectors * mapping.vector * 4;
@@ -280,7 +283,7 @@ inline int stage_bytes(const NormConfig& c) {
 inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const DeviceLimits& device) {
   using norm_detail::ceil_div;
   constexpr int64_t kStageBytes = 2048;   // of x, at least, where rows are short
-  constexpr int64_t kTicketStage = 8192;  // of x: a counter takes about 400 draws a microsecond
+  constexpr int64_t kTicketStage = 8192;  // of x
   constexpr int64_t kStaticBytes = 4096;  // more than the kernels' barriers and sums take
   const bool forward = pass == NormPass::kForward;
   // From here on that SMs are not equally fast is worth a counter, which costs its clearing.
@@ -401,11 +404,13 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.partials = static_cast<int>(teams);
   // SMs are not equally fast. The backward's rows stay where they are: the order of its sums does.
   const int64_t bytes = p.rows * p.columns * p.staged[0];
-  const bool uneven = !m.in_warp() && p.groups == 1 && bytes >= kTicketBytes;
+  const bool uneven = p.groups == 1 && bytes >= kTicketBytes;
   c.by_ticket = forward && uneven && m.cluster == 1;
   c.paced = forward && uneven && !c.by_ticket;
-  if (!forward && uneven && !m.interleaved && m.thread_vectors > NormConfig::kPairVectors &&
-      bytes >= kPacedBytes) {
+  // Warps draw too often for one counter: an address takes about 400 draws a microsecond.
+  c.counters = c.by_ticket && m.in_warp() && teams >= 64 ? 8 : c.by_ticket || c.paced;
+  if (!forward && uneven && !m.in_warp() && !m.interleaved &&
+      m.thread_vectors > NormConfig::kPairVectors && bytes >= kPacedBytes) {
     c.lead = 2;
   }
   return c;

@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
   constexpr int kRings = kInWarp ? kForwardRings : 1;
   __shared__ Staged operands[kRings][2];
   __shared__ hopper::Barrier full[kRings][NormConfig::kMaxStages];
-  __shared__ uint32_t drawn[NormConfig::kMaxStages];
+  __shared__ uint32_t drawn[kRings][NormConfig::kMaxStages];
 
   const NormMapping& m = config.mapping;
   const int lane = threadIdx.x % 32, ring_index = kInWarp ? threadIdx.x / 32 : 0;
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
                                 (!p.residual.data || Staged::touches(p.residual, at.count, config)),
                             shared_bytes + ring_index * config.stages * config.stage_bytes,
                             full[ring_index],
-                            !kInWarp && place.rank == 0 ? p.counter : nullptr,
-                            drawn,
+                            place.rank == 0 ? p.counter : nullptr,
+                            drawn[ring_index],
                             place.team * config.rings + ring_index};
   if (!config.direct && (kInWarp || threadIdx.x < 32)) {
     if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
         };
         const float4 whole =
             exchange(shared, turn, place.cluster, {part_sum, squares, part_columns, mean},
-                     Moments{p.layer, per_cta_column, per_column}, between);
+                     Moments{p.layer, false, per_cta_column, per_column}, between);
         squares = whole.y;
         away = mean - whole.w;
         mean = whole.w;

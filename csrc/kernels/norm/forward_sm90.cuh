@@ -22,19 +22,29 @@ namespace ikbo::norm {
 inline constexpr int kForwardRings = 8;
 
 // Of columns: their sum, the sum of squared deviations from their mean, how many, and the mean. An
-// RMSNorm has the sum of squares in place of the second, and nothing else.
+// RMSNorm has the sum of squares in place of the second; and the largest |x * weight| in place of
+// the first, where `largest`.
 struct Moments {
-  bool layer;
+  bool layer, largest;
   float per_cta_column, per_column;
 
   __device__ float4 operator()(float4 part, int width, bool all) const {
-    if (!layer) return {0.0f, sum_lanes<kMaxWarps>(part.y, width), 0.0f, 0.0f};
+    if (!layer) {
+      if (largest) part.x = max_lanes<kMaxWarps>(part.x, width);
+      return {part.x, sum_lanes<kMaxWarps>(part.y, width), 0.0f, 0.0f};
+    }
     const float2 both = sum_lanes<kMaxWarps>(float2{part.x, part.z}, width);
     const float sum = both.x, count = both.y;
     const float mean = __fmul_rn(sum, all ? per_column : per_cta_column), away = part.w - mean;
     return {sum, sum_lanes<kMaxWarps>(fmaf(part.z * away, away, part.y), width), count, mean};
   }
 };
+
+// Whether a row's largest result, of rows over warps, is known with its sums: that of x * weight,
+// times rstd. Else it takes an exchange of its own.
+__device__ inline bool scales_early(const NormForward& p) {
+  return p.row_scales && !p.layer && p.bias.data == nullptr;
+}
 
 struct Largest {
   __device__ float4 operator()(float4 part, int width, bool) const {
@@ -97,7 +107,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
   constexpr int kRings = kInWarp ? kForwardRings : 1;
   __shared__ Staged operands[kRings][2];
   __shared__ hopper::Barrier full[kRings][NormConfig::kMaxStages];
-  __shared__ uint32_t drawn[NormConfig::kMaxStages];
+  __shared__ uint32_t drawn[kRings][NormConfig::kMaxStages];
 
   const NormMapping& m = config.mapping;
   const int lane = threadIdx.x % 32, ring_index = kInWarp ? threadIdx.x / 32 : 0;
@@ -115,8 +125,8 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
                                 (!p.residual.data || Staged::touches(p.residual, at.count, config)),
                             shared_bytes + ring_index * config.stages * config.stage_bytes,
                             full[ring_index],
-                            !kInWarp && place.rank == 0 ? p.counter : nullptr,
-                            drawn,
+                            place.rank == 0 ? p.counter : nullptr,
+                            drawn[ring_index],
                             place.team * config.rings + ring_index};
   const bool is_first = kInWarp ? lane == 0 : threadIdx.x == 0;
   const bool in_first_warp = kInWarp || threadIdx.x < 32;
@@ -202,6 +212,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
   const float per_part_column = 1.0f / fmaxf(part_columns, 1.0f);
   const float per_cta_column = 1.0f / static_cast<float>(at.count);
   const int at_once = kInWarp ? config.at_once : 1;
+  const bool early = !kInWarp && scales_early(p);
   uint32_t turn = 0;
 
   while (config.direct || ring.wait()) {
@@ -277,10 +288,32 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
           sum_of_elements(values, [](float value, float sum) { return fmaf(value, value, sum); });
       squares = sum_lanes(squares, lanes);
       float away = 0.0f;  // of the mean that values are deviations from, from the row's
+      [[maybe_unused]] float largest_early = 0.0f;
       if constexpr (!kInWarp) {
+        if (early) {
+          const At now = at.recomputed();
+          if (keeps) hopper::wait_for_copies();
+#pragma unroll
+          for (int v = 0; v < kVectors; ++v) {
+            if (!now.has(v)) continue;
+            float w[kVector], b[kVector];
+            if (keeps) {
+              kept_weight.get(v, w);
+              add_offset(w);
+            } else {
+              load_parameters(now, here, v, w, b);
+            }
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) {
+              part_sum = max_or_nan(part_sum, fabsf(__fmul_rn(values[v][e], w[e])));
+            }
+          }
+          part_sum = max_lanes(part_sum, lanes);
+        }
         const float4 whole =
             exchange(shared, turn, place.cluster, {part_sum, squares, part_columns, mean},
-                     Moments{p.layer, per_cta_column, per_column}, refill);
+                     Moments{p.layer, early, per_cta_column, per_column}, refill);
+        largest_early = whole.x;
         squares = whole.y;
         away = mean - whole.w;
         mean = whole.w;
@@ -333,7 +366,10 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
       }
 
       float scale;
-      if (p.row_scales) {
+      if (early) {
+        scale = scale_of_row(largest_early * rstd);
+        if (tells) p.row_scales[of_row] = scale;
+      } else if (p.row_scales) {
         float largest = 0.0f;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {

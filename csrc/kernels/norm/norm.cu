@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
 
 // A kernel and not a memset: the next one's CTAs may be there when the kernel before this one ends.
 // They wait for this one's end, and so for that of the one before.
-__global__ void norm_clear_sm90(uint32_t* counter) {
+__global__ void norm_clear_sm90(uint32_t* counters) {
   hopper::allow_next_kernel();
   hopper::wait_for_previous_kernel();
-  *counter = 0;
+  counters[threadIdx.x * NormConfig::kCounterStep] = 0;
 }
 
 // To 16 bytes, and so are all rows.
@@ -116,8 +116,8 @@ bool takes_overlapped(const NormForward& p, const NormConfig& config) {
       config.groups == 1 || (p.weight.group_bytes % 16 == 0 && p.bias.group_bytes % 16 == 0);
   return m.lanes >= 3 * 32 && m.thread_vectors >= 3 && !config.direct &&
          config.rows_per_stage == 1 && config.keeps_parameters && aligned_groups &&
-         p.residual.data == nullptr && !p.quantizes() &&
-         all_of_type(p.x.type, {p.weight, p.bias, p.y});
+         p.residual.data == nullptr && all_of_type(p.x.type, {p.weight, p.bias}) &&
+         (p.row_scales ? !p.layer && p.bias.data == nullptr : p.scale || p.y.type == p.x.type);
 }
 
 LaunchShape shape_of(const NormConfig& config) {
@@ -129,10 +129,10 @@ LaunchShape shape_of(const NormConfig& config) {
   return shape;
 }
 
-void clear(uint32_t* counter, cudaStream_t stream) {
-  LaunchShape shape{1, 1};
+void clear(uint32_t* counters, int count, cudaStream_t stream) {
+  LaunchShape shape{1, static_cast<unsigned>(count)};
   shape.overlaps_previous = true;
-  launch(norm_clear_sm90, shape, stream, counter);
+  launch(norm_clear_sm90, shape, stream, counters);
 }
 
 }  // namespace
@@ -145,7 +145,7 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
     return;
   }
   const NormMapping& m = config.mapping;
-  if (config.has_counter()) norm::clear(p.counter, stream);
+  if (config.has_counter()) norm::clear(p.counter, config.counters, stream);
   if (m.interleaved) {
     launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes),
            norm::shape_of(config), stream, p, config);
@@ -187,7 +187,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
     const bool full = takes_weight && p.grad_residual.data == nullptr &&
                       norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
                       norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
-    if (config.lead > 0) norm::clear(p.turns, stream);
+    if (config.lead > 0) norm::clear(p.turns, 1, stream);
     launch(m.interleaved ? norm::backward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes)
                          : norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
            norm::shape_of(config), stream, p, config);

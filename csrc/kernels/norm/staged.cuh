@@ -130,6 +130,8 @@ struct Target {
 // stage's rows. A ring's blocks are every owners-th; by ticket only its first ones are, then
 // whichever is next.
 //
+// Warps draw tickets from a few counters, each for a share of the blocks and of the CTAs.
+//
 // SMs are not equally fast, and a cluster's CTAs can't draw tickets without asking one another. So
 // clusters are paced: one that is more than a row ahead of the average waits before it loads again,
 // and leaves bandwidth to the others. Only so long: the others might not be running.
@@ -143,7 +145,7 @@ struct Ring {
   char* const bytes;
   hopper::Barrier* const full;
   uint32_t* const counter;  // by ticket or paced, else null
-  uint32_t* const drawn;    // by ticket: a stage's block
+  uint32_t* const drawn;    // by ticket: a stage's block, of this ring
 
   // All readers.
   uint32_t block;
@@ -152,8 +154,11 @@ struct Ring {
 
   // In the loading thread. By ticket: drawn one block ahead. Paced: blocks that all have done with.
   uint32_t count = 0;
+  // Which counter. Neighbouring CTAs share one: every eighth might lie in the same part of the GPU.
+  const uint32_t share =
+      kInWarp && config.by_ticket ? blockIdx.x * config.counters / config.grid : 0;
 
-  __device__ bool by_ticket() const { return !kInWarp && counter && config.by_ticket; }
+  __device__ bool by_ticket() const { return counter && config.by_ticket; }
   __device__ bool paced() const { return !kInWarp && counter && config.paced; }
 
   // By the loader, which is the warp, or a thread of the CTA (by ticket, always the same): the
@@ -162,13 +167,17 @@ struct Ring {
   __device__ void load_first() {
 #pragma unroll 1
     for (int s = 0; s < config.stages; ++s) load(s, block + s * config.owners);
-    if (by_ticket()) count = draw();
+    if (by_ticket()) draw();
   }
   __device__ void load_again(int stage, uint32_t done) {
-    const uint32_t next = config.stages * config.owners + (by_ticket() ? count : done);
+    uint32_t ticket = count;
+    if constexpr (kInWarp) {
+      if (by_ticket()) ticket = __shfl_sync(0xffffffffu, count, 0) * config.counters + share;
+    }
+    const uint32_t next = config.stages * config.owners + (by_ticket() ? ticket : done);
     if (paced()) keep_pace(done / config.owners, next);
     load(stage, next);
-    if (by_ticket()) count = draw();
+    if (by_ticket()) draw();
   }
 
   // Whether there is a block at hand; waits for it.
@@ -189,8 +198,12 @@ struct Ring {
   }
 
  private:
-  __device__ uint32_t draw() const {
-    return hopper::count_relaxed_gpu(counter, config.blocks | 1u << 31);
+  __device__ bool is_loader() const { return !kInWarp || threadIdx.x % 32 == 0; }
+
+  __device__ void draw() {
+    if (!is_loader()) return;
+    count = hopper::count_relaxed_gpu(counter + share * NormConfig::kCounterStep,
+                                      config.blocks | 1u << 31);
   }
 
   // After `before` blocks and another, before `next`.
@@ -203,10 +216,10 @@ struct Ring {
   }
 
   __device__ void load(int stage, uint32_t next) {
-    if (by_ticket()) drawn[stage] = next;
+    if (by_ticket() && is_loader()) drawn[stage] = next;
     if (next < config.blocks) {
       load_block(stage, next);
-    } else if (by_ticket()) {
+    } else if (by_ticket() && is_loader()) {
       hopper::arrive(full[stage]);
     }
   }
