@@ -113,15 +113,15 @@ inline void interleave(NormPass pass, NormMapping& m) {
     m.thread_vectors = static_cast<int>(ceil_div(ceil_div(m.columns, m.lanes), m.vector));
     if (m.thread_vectors <= 2 + turn) return;
   }
-  // Two vectors a thread, of which registers hold weight and bias as well; in the forward up to
-  // four.
+  // Two vectors a thread of up to 16 warps, of which registers hold weight and bias as well; in the
+  // forward else four, of up to 15.
   const auto packets = [&] {
     m.cta_columns = ceil_div(m.columns, m.cluster);
     return ceil_div(ceil_div(m.cta_columns, m.vector), 32);
   };
   const bool two = pass == NormPass::kBackward || packets() <= 32;
   m.thread_vectors = two ? 2 : 4;
-  while (packets() > 16 * m.thread_vectors) m.cluster *= 2;
+  while (packets() > (two ? 32 : 60)) m.cluster *= 2;
   m.looped = m.cluster > NormMapping::kMaxCluster;
   m.warps = static_cast<int>(ceil_div(packets(), m.thread_vectors));
   m.lanes = 32 * m.warps;
@@ -165,8 +165,10 @@ inline NormMapping by_vectors(NormPass pass, int64_t columns, int element_bytes)
   m.cta_columns = columns;
   const int64_t vectors = ceil_div(columns, m.vector), packets = ceil_div(vectors, 32);
 
-  // In a warp up to 4 vectors a lane, and more where that fits the row better than a CTA does.
-  if (vectors <= 32 * NormMapping::kThreadVectors.back()) {
+  // In a warp up to 4 vectors a lane, and more where that fits the row better than a CTA does. The
+  // backward has too few warps' registers for 3 and 4: a CTA's threads then have one each.
+  const bool spreads = !forward && packets >= 3 && packets <= 4 && vectors == packets * 32;
+  if (!spreads && vectors <= 32 * NormMapping::kThreadVectors.back()) {
     NormMapping cta = m;
     const int64_t idle = fit_in_warp(pass, vectors, m);
     const int64_t cta_idle = fit_in_cta(pass, packets, cta) * 32 + packets * 32 - vectors;
@@ -327,7 +329,9 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     return c;
   }
   // CTAs an SM, as many as registers allow.
-  const int per_sm = !m.in_warp()                       ? std::clamp(16 / m.warps, 1, 8)
+  const int warps = forward && m.interleaved ? m.warps + 1 : m.warps;  // with the porter
+  const int most_warps = forward && m.interleaved ? 18 : 16;
+  const int per_sm = !m.in_warp()                       ? std::clamp(most_warps / warps, 1, 8)
                      : forward && m.thread_vectors <= 5 ? 2
                                                         : 1;
   // Of dynamic shared memory, of 228 KB in all.
@@ -336,7 +340,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
       std::min<int64_t>(bytes_per_sm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
       c.kept_bytes();
   // Results of interleaved rows leave from the stage that x came into: one more is on its way.
-  const int fewest = m.interleaved ? 3 : 2;
+  const int fewest = !m.interleaved ? 2 : m.in_warp() ? 4 : 3;
   if (m.in_warp()) {
     // The backward takes two rows of one vector a lane at once.
     const int64_t step = !forward && m.thread_vectors == 1 && !m.interleaved ? 2 : 1;
@@ -381,7 +385,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   const bool three = forward || (row_bytes >= 2048 && !c.bias_sums);
   // A stage of two rows a lane, for even shares, is half of what others are.
   const bool half = !forward && m.thread_vectors == 1 && c.rows_per_stage == 2 * c.at_once;
-  const int in_warp_most = half || m.interleaved ? 4 : three ? 3 : 2;
+  const int in_warp_most = m.interleaved ? NormConfig::kMaxStages : half ? 4 : three ? 3 : 2;
   const int most = m.in_warp()                 ? in_warp_most
                    : forward && !m.interleaved ? 4
                                                : NormConfig::kMaxStages;

@@ -15,7 +15,9 @@ BackwardKernel backward_in_warp(int vectors) {
     if (vectors == 5) return norm_backward_sm90<T, 5, true, true>;
   }
   if (vectors <= 2) return norm_backward_sm90<T, 2, true, kFull>;
-  if (vectors <= 4) return norm_backward_sm90<T, 4, true, kFull>;
+  if constexpr (!kFull) {
+    if (vectors <= 4) return norm_backward_sm90<T, 4, true, false>;
+  }
   return norm_backward_sm90<T, 9, true, kFull>;
 }
 

@@ -8,9 +8,14 @@
 //   copy──> global
 //
 // Results go back over x where they have its type and place modulo 16 bytes, else straight to
-// global memory. A stage is filled again once its results have left, a stage later.
+// global memory. A stage is filled again once its results have left, a stage later: by its warp,
+// or, of rows over warps, by a warp more, the porter, which they don't wait for.
 //
-// Weight and bias wait in registers: in fp32, or of more than two vectors a thread in x's type.
+//   of a stage  warps:  wait full[s]; registers, sums, results; arrive written[s]
+//               porter: wait full[s], written[s]; store s; when what was stored before is read,
+//               load
+//
+// Weight and bias wait in registers: in fp32, or where these are few in x's type.
 #pragma once
 
 #include "kernels/norm/forward_sm90.cuh"
@@ -29,7 +34,7 @@ __device__ inline float sum_of_slots(const At& at, const float (&values)[kSlots]
 template <class T, int kVectors, int kLanes>
 struct LooseParameters {
   using At = LooseColumns<kVectors, 16 / sizeof(T), kLanes>;
-  static constexpr bool kPacked = sizeof(T) == 2 && kVectors > 3;
+  static constexpr bool kPacked = sizeof(T) == 2 && (kVectors > 3 || kLanes == 0);
   float weight[kPacked ? 1 : At::kSlots], bias[kPacked ? 1 : At::kSlots];
   uint32_t both[kPacked ? At::kSlots : 1];
   float offset;  // of weights; adding -0 changes nothing, not even the sign of a zero
@@ -89,8 +94,15 @@ struct LooseParameters {
   }
 };
 
+// Of rows over warps: two CTAs of 8 warps and the porter, in 96 registers; or one of up to 15 with
+// four vectors a thread, in 128.
+template <int kVectors, int kLanes>
+inline constexpr int kLooseThreads = kLanes > 0      ? kForwardThreads<kVectors, true>
+                                     : kVectors <= 2 ? 576
+                                                     : 512;
+
 template <class T, int kVectors, int kLanes>
-__global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
+__global__ void __launch_bounds__(kLooseThreads<kVectors, kLanes>,
                                   kForwardCtas<kVectors, (kLanes > 0)>)
     norm_forward_loose_sm90(const __grid_constant__ NormForward p,
                             const __grid_constant__ NormConfig config) {
@@ -102,6 +114,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
   constexpr int kRings = kInWarp ? kForwardRings : 1;
   __shared__ Staged operands[kRings][2];
   __shared__ hopper::Barrier full[kRings][NormConfig::kMaxStages];
+  __shared__ hopper::Barrier written[NormConfig::kMaxStages];  // of rows over warps
   __shared__ uint32_t drawn[kRings][NormConfig::kMaxStages];
 
   const NormMapping& m = config.mapping;
@@ -121,8 +134,12 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
                             place.rank == 0 ? p.counter : nullptr,
                             drawn[ring_index],
                             place.team * config.rings + ring_index};
-  if (!config.direct && (kInWarp || threadIdx.x < 32)) {
-    if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
+  const bool is_porter = !kInWarp && static_cast<int>(threadIdx.x / 32) == m.warps;
+  if (is_porter || (kInWarp && !config.direct)) {
+    if (lane < config.stages) {
+      hopper::init(full[ring_index][lane], 1);
+      if constexpr (!kInWarp) hopper::init(written[lane], m.warps);
+    }
     if (lane == 0) {
       const int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
       staged[1].init(p.residual, place, at.count, config, config.pitches[1], end);
@@ -136,25 +153,17 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
   // Until here nothing was read that an earlier kernel may write.
   hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
-  if (!config.direct && (kInWarp || threadIdx.x == 0)) ring.load_first();
-  const LooseParameters<T, kVectors, kLanes> parameters(p, place, at);
+  if (kInWarp ? !config.direct : is_porter && lane == 0) ring.load_first();
   if (place.cluster > 1) {
     hopper::cluster_sync();
   } else if (!kInWarp && !config.direct) {
     __syncthreads();
   }
 
-  const float per_column = 1.0f / static_cast<float>(m.columns);
-  const float part_columns = static_cast<float>(at.columns);
-  const float per_part_column = 1.0f / part_columns;
-  const float per_cta_column = 1.0f / static_cast<float>(at.count);
   const Target y(p.y, place, p.quantizes() ? 1 : size_of(p.y.type));
-  uint32_t turn = 0;
-
   const bool in_place = !config.direct && config.stages >= 3 && !p.quantizes() &&
                         lies_as(p.y, p.x, place, at.count, config);
-  uint32_t turns = 0;          // of the ring
-  uint32_t written_block = 0;  // of the turn before
+  uint32_t turns = 0;  // of the ring
   const auto before = [&](int slot) { return (slot == 0 ? config.stages : slot) - 1; };
   // The results of a block, from its stage. By a warp; all have written theirs.
   const auto store_block = [&](int slot, uint32_t block) {
@@ -163,11 +172,39 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
     store_span<T>(y.row(first), staged[0].template in_stage<false>(stage, first, 0),
                   ring.rows_from(first) * staged[0].row_bytes);
   };
-  // Another block for the stage that the results before those in `slot` have left.
-  const auto refill_before = [&](int slot, uint32_t done) {
+  // By a warp, when all have done with the stage at hand.
+  const auto renew = [&] {
+    const bool loads = kInWarp || lane == 0;
+    if (!in_place) {
+      if (loads) ring.load_again(ring.slot, ring.block);
+      return;
+    }
+    store_block(ring.slot, ring.block);
+    // Another block for the stage that the results before have left.
+    if (turns++ == 0) return;
     if (lane == 0) hopper::tma_store_wait_read<1>();
-    ring.load_again(before(slot), done);
+    if (loads) ring.load_again(before(ring.slot), ring.block - config.owners);
   };
+
+  if constexpr (!kInWarp) {
+    if (is_porter) {
+      for (; ring.wait(); ring.advance()) {
+        hopper::wait(written[ring.slot], ring.phase);
+        renew();
+        __syncwarp();
+      }
+      if (lane == 0) hopper::tma_store_wait_read<0>();
+      if (place.cluster > 1) hopper::cluster_sync();
+      return;
+    }
+  }
+
+  const LooseParameters<T, kVectors, kLanes> parameters(p, place, at);
+  const float per_column = 1.0f / static_cast<float>(m.columns);
+  const float part_columns = static_cast<float>(at.columns);
+  const float per_part_column = 1.0f / part_columns;
+  const float per_cta_column = 1.0f / static_cast<float>(at.count);
+  uint32_t turn = 0;
 
   while (config.direct || ring.wait()) {
     const uint32_t first_row = config.direct
@@ -235,25 +272,14 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
       squares = sum_lanes<kRowLanes>(squares, kRowLanes);
       float away = 0.0f;  // of the mean that values are deviations from, from the row's
       if constexpr (!kInWarp) {
-        const auto between = [&] {
-          if (config.direct || threadIdx.x >= 32) return;
-          if (!in_place) {
-            if (lane == 0 && i + kAtOnce >= count) ring.load_again(ring.slot, ring.block);
-          } else if (i == 0 && turns > 0) {
-            store_block(before(ring.slot), written_block);
-            if (turns > 1 && lane == 0) {
-              refill_before(before(ring.slot), ring.block - 2 * config.owners);
-            }
-          }
-        };
-        const float4 whole =
-            exchange(shared, turn, place.cluster, {part_sum, squares, part_columns, mean},
-                     Moments{p.layer, false, per_cta_column, per_column}, between);
+        const float4 whole = exchange(
+            shared, turn, place.cluster, {part_sum, squares, part_columns, mean},
+            Moments{p.layer, false, per_cta_column, per_column}, [] {}, m.warps);
         squares = whole.y;
         away = mean - whole.w;
         mean = whole.w;
       }
-      const float rstd = rsqrtf(fmaf(squares, per_column, p.eps));
+      const float rstd = inverse_root(fmaf(squares, per_column, p.eps));
       const bool tells = at.first == 0 && place.rank == 0 && has_row;
       const int64_t of_row = int64_t{row} * config.groups + place.group;
       if (tells) {
@@ -285,7 +311,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
         largest = max_lanes<kRowLanes>(largest, kRowLanes);
         if constexpr (!kInWarp) {
           const float4 part{largest, 0.0f, 0.0f, 0.0f};
-          largest = exchange(shared, turn, place.cluster, part, Largest{}, [] {}).x;
+          largest = exchange(shared, turn, place.cluster, part, Largest{}, [] {}, m.warps).x;
         }
         scale = scale_of_row(largest);
         if (tells) p.row_scales[of_row] = scale;
@@ -300,26 +326,15 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, (kLanes > 0)>,
     }
     if (config.direct) break;
     if (in_place) hopper::fence_shared_for_async();
+    __syncwarp();
     if constexpr (kInWarp) {
-      __syncwarp();
-      if (in_place) {
-        store_block(ring.slot, ring.block);
-        if (turns > 0) refill_before(ring.slot, ring.block - config.owners);
-      } else {
-        ring.load_again(ring.slot, ring.block);
-      }
+      renew();
+    } else {
+      if (lane == 0) hopper::arrive(written[ring.slot]);
     }
-    written_block = ring.block;
-    ++turns;
     ring.advance();
   }
-  if (in_place) {
-    if constexpr (!kInWarp) {
-      __syncthreads();
-      if (threadIdx.x < 32 && turns > 0) store_block(before(ring.slot), written_block);
-    }
-    if (lane == 0) hopper::tma_store_wait_read<0>();
-  }
+  if (kInWarp && in_place && lane == 0) hopper::tma_store_wait_read<0>();
   if (place.cluster > 1) hopper::cluster_sync();
 }
 

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
         sums = merge(shared.of_cta[b][lane & (place.cluster - 1)], place.cluster, true);
       }
       if (lane == 0) {
-        const float rstd = rsqrtf(fmaf(sums.y, per_column, p.eps));
+        const float rstd = inverse_root(fmaf(sums.y, per_column, p.eps));
         if (p.row_scales) scale = scale_of_row(sums.x * rstd);
         shared.result[b] = float4{sums.w, rstd, 1.0f / scale, 0.0f};
         hopper::arrive(shared.done[b]);

@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         away = mean - whole.w;
         mean = whole.w;
       }
-      const float rstd = rsqrtf(fmaf(squares, per_column, p.eps));
+      const float rstd = inverse_root(fmaf(squares, per_column, p.eps));
       const int64_t of_row = int64_t{row} * config.groups + here.group;
       const bool tells = at.thread == 0 && here.rank == 0 && has_row;
       if (tells) {

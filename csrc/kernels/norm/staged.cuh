@@ -8,6 +8,7 @@
 #include "hopper/cluster.cuh"
 #include "hopper/mbarrier.cuh"
 #include "hopper/memory_order.cuh"
+#include "hopper/warp_group.cuh"
 #include "kernels/norm/row.cuh"
 
 namespace ikbo::norm {
@@ -306,6 +307,15 @@ __device__ inline float max_lanes(float value, int lanes) {
   return merge_lanes<kMost>(value, lanes, max_or_nan);
 }
 
+// 1 / sqrt(value), with a step of Newton's behind the approximation, which alone is off by two
+// units in the last place. Of 0 and infinity there is none.
+__device__ inline float inverse_root(float value) {
+  const float root = rsqrtf(value);
+  const float off = fmaf(__fmul_rn(-value, root), root, 1.0f);
+  const float better = fmaf(__fmul_rn(0.5f, root), off, root);
+  return better == better ? better : root;
+}
+
 // The scale of a row whose largest value is `largest`, which then becomes e4m3's largest. At least
 // the smallest normal number: a row of zeros then divides into zeros.
 __device__ inline float scale_of_row(float largest) {
@@ -324,6 +334,8 @@ struct Exchange {
     hopper::init(ready[1], 1);
   }
 };
+
+enum class RowBarrier { kSums = 1 };
 
 // The second half of exchange().
 template <class Merge>
@@ -346,17 +358,22 @@ __device__ inline float4 exchange_ctas(Exchange& shared, uint32_t buffer, uint32
 // threads of the CTA (and of its cluster) call it; `turn` counts the calls. merge(value, width,
 // all) reduces the values of `width` lanes, which repeat themselves over the warp, to one for all
 // lanes: of the CTA's warps, then, if `all`, of the cluster's CTAs. between() runs after a barrier
-// of the CTA.
+// of the CTA. `some`: only so many of its warps have a part.
 template <class Merge, class Between>
 __device__ inline float4 exchange(Exchange& shared, uint32_t& turn, int cluster, float4 value,
-                                  const Merge& merge, const Between& between) {
+                                  const Merge& merge, const Between& between, int some = 0) {
   const uint32_t buffer = turn & 1, phase = turn >> 1 & 1;
   ++turn;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warps = some > 0 ? some : blockDim.x / 32;
   const int width = warps <= 1 ? 1 : 1 << (32 - __clz(warps - 1));
   const float4 nothing{0.0f, 0.0f, 0.0f, 0.0f};
   if (lane == 0) shared.of_warp[buffer][warp] = value;
-  __syncthreads();
+  if (some > 0) {
+    hopper::barrier_wait(RowBarrier::kSums, 32 * some);
+  } else {
+    __syncthreads();
+  }
   between();
   const int peer = lane & (width - 1);
   value = merge(peer < warps ? shared.of_warp[buffer][peer] : nothing, width, false);
