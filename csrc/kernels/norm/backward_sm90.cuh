@@ -180,8 +180,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   const int lanes = kInWarp ? m.lanes : 32;  // of a warp that a row has
   const int mine = kInWarp ? lane >> (__ffs(lanes) - 1) : 0;
   using At = Columns<kVectors, kVector, kInWarp, kFull>;
-  const At at = At::of_span(m, kInWarp ? lane & (lanes - 1) : static_cast<int>(threadIdx.x),
-                            place.first_column);
+  const At at = At::of_span(m, kInWarp ? lane & (lanes - 1) : static_cast<int>(threadIdx.x));
   Ring<kInWarp, kFull> ring{
       config,
       static_cast<uint32_t>(p.rows),
@@ -624,7 +623,6 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
         } else {
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
-            if (at.may_lack(v) && at.first(v) + e >= at.count) continue;
             if (p.weight_partials) p.weight_partials[partial + at.first(v) + e] = weight_sums[v][e];
             if (config.bias_sums) p.bias_partials[partial + at.first(v) + e] = bias[e];
           }

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool exchanges = warp == m.warps;
   const Place place = Place::of_cta<false>(config);
-  const At at = At::of_span(m, static_cast<int>(threadIdx.x), place.first_column);
+  const At at = At::of_span(m, static_cast<int>(threadIdx.x));
   Ring<false, true> ring{
       config, static_cast<uint32_t>(p.rows),         &operand, 1,         true, shared_bytes,
       full,   place.rank == 0 ? p.counter : nullptr, drawn,    place.team};
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
       const char* const data = Target(from, place).data;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        kept.copy(v, data + at.first(v) * sizeof(T), kVector);
+        kept.copy(v, data + at.first(v) * sizeof(T));
       }
     };
     keep(weight, p.weight);

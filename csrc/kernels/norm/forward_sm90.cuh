@@ -68,8 +68,8 @@ struct KeptVectors {
   __device__ KeptVectors(char* base, int which, int vectors)
       : place(base + (threadIdx.x / 32 * 2 + which) * vectors * 512 + threadIdx.x % 32 * 16) {}
   // Complete after hopper::wait_for_copies().
-  __device__ void copy(int v, const char* from, int elements) const {
-    hopper::copy_async_up_to_16(place + v * 512, from, elements * static_cast<int>(sizeof(T)));
+  __device__ void copy(int v, const char* from) const {
+    hopper::copy_async_16(place + v * 512, from);
   }
   __device__ void fill(int v, float value) const {
     float values[kVector];
@@ -115,8 +115,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
   const int lanes = kInWarp ? m.lanes : 32;  // of a warp that a row has
   const int mine = kInWarp ? lane >> (__ffs(lanes) - 1) : 0;
   using At = Columns<kVectors, kVector, kInWarp, kFull>;
-  const At at = At::of_span(m, kInWarp ? lane & (lanes - 1) : static_cast<int>(threadIdx.x),
-                            place.first_column);
+  const At at = At::of_span(m, kInWarp ? lane & (lanes - 1) : static_cast<int>(threadIdx.x));
   Ring<kInWarp, kFull> ring{config,
                             static_cast<uint32_t>(p.rows),
                             operands[ring_index],
@@ -170,8 +169,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
       for (int v = 0; v < kVectors; ++v) {
         if (!at.has(v)) continue;
         if (from) {
-          const int left = kFull ? kVector : min(max(at.count - at.first(v), 0), kVector);
-          kept.copy(v, from + at.first(v) * sizeof(T), left);
+          kept.copy(v, from + at.first(v) * sizeof(T));
         } else {
           kept.fill(v, absent);
         }
@@ -204,12 +202,8 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
 
   const float per_column = 1.0f / static_cast<float>(m.columns);
   // Of the columns that a row's threads in this warp have.
-  float part_columns = static_cast<float>(m.columns);
-  if constexpr (!kInWarp) {
-    part_columns =
-        kFull ? 32.0f * kVectors * kVector : sum_lanes(static_cast<float>(at.owned()), 32);
-  }
-  const float per_part_column = 1.0f / fmaxf(part_columns, 1.0f);
+  const float part_columns = static_cast<float>(kInWarp ? m.columns : 32 * at.vectors * kVector);
+  const float per_part_column = 1.0f / part_columns;
   const float per_cta_column = 1.0f / static_cast<float>(at.count);
   const int at_once = kInWarp ? config.at_once : 1;
   const bool early = !kInWarp && scales_early(p);
@@ -279,9 +273,9 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         mean = __fmul_rn(part_sum, per_part_column);
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
+          if (!at.has(v)) continue;
 #pragma unroll
           for (int e = 0; e < kVector; ++e) values[v][e] -= mean;
-          at.mask(v, values[v]);
         }
       }
       float squares =
@@ -373,7 +367,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         float largest = 0.0f;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
-          now.mask(v, values[v]);
+          if (!now.has(v)) continue;
 #pragma unroll
           for (int e = 0; e < kVector; ++e) largest = max_or_nan(largest, fabsf(values[v][e]));
         }
