@@ -89,7 +89,10 @@ inline int64_t fit_in_warp(NormPass pass, int64_t vectors, NormMapping& m) {
 // the forward takes the most vectors, so that an SM works on more rows; the backward, which leaves
 // a partial sum a CTA, the fewest. Returns the idle packets.
 inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
-  const int most = packets <= 8 * NormMapping::kCtaThreadVectors ? 8 : 16;
+  // The backward of 16 packets takes 16 warps: with two vectors a thread a row wouldn't fit its
+  // registers, and would be read twice.
+  const bool one_each = pass == NormPass::kBackward && packets == 16;
+  const int most = packets <= 8 * NormMapping::kCtaThreadVectors && !one_each ? 8 : 16;
   int64_t fewest = INT64_MAX;
   for (int each = 1; each <= NormMapping::kCtaThreadVectors; ++each) {
     const int64_t warps = ceil_div(packets, each), idle = warps * each - packets;
@@ -166,8 +169,8 @@ inline NormMapping by_vectors(NormPass pass, int64_t columns, int element_bytes)
   const int64_t vectors = ceil_div(columns, m.vector), packets = ceil_div(vectors, 32);
 
   // In a warp up to 4 vectors a lane, and more where that fits the row better than a CTA does. The
-  // backward has too few warps' registers for 3 and 4: a CTA's threads then have one each.
-  const bool spreads = !forward && packets >= 3 && packets <= 4 && vectors == packets * 32;
+  // backward of 32 lanes with 4 has too few warps: it takes a CTA of a vector a thread.
+  const bool spreads = !forward && vectors == 4 * 32;
   if (!spreads && vectors <= 32 * NormMapping::kThreadVectors.back()) {
     NormMapping cta = m;
     const int64_t idle = fit_in_warp(pass, vectors, m);
@@ -229,10 +232,7 @@ struct NormConfig {
   // Forward: every thread keeps its vectors of weight and bias, in x's type, in shared memory.
   bool keeps_parameters;
 
-  int counters;  // a word each, kCounterStep words apart
-  static constexpr int kCounterStep = 32;
-
-  constexpr bool has_counter() const { return counters > 0; }
+  constexpr bool has_counter() const { return by_ticket || paced; }
   // A float for every column slot of every thread.
   constexpr int sum_bytes() const {
     return mapping.warps * 32 * mapping.thread_vectors * mapping.vector * 4;
@@ -285,7 +285,7 @@ inline int stage_bytes(const NormConfig& c) {
 inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const DeviceLimits& device) {
   using norm_detail::ceil_div;
   constexpr int64_t kStageBytes = 2048;   // of x, at least, where rows are short
-  constexpr int64_t kTicketStage = 8192;  // of x
+  constexpr int64_t kTicketStage = 8192;  // of x: a counter takes about 400 draws a microsecond
   constexpr int64_t kStaticBytes = 4096;  // more than the kernels' barriers and sums take
   const bool forward = pass == NormPass::kForward;
   // From here on that SMs are not equally fast is worth a counter, which costs its clearing.
@@ -340,7 +340,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
       std::min<int64_t>(bytes_per_sm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
       c.kept_bytes();
   // Results of interleaved rows leave from the stage that x came into: one more is on its way.
-  const int fewest = !m.interleaved ? 2 : m.in_warp() ? 4 : 3;
+  const int fewest = m.interleaved ? 3 : 2;
   if (m.in_warp()) {
     // The backward takes two rows of one vector a lane at once.
     const int64_t step = !forward && m.thread_vectors == 1 && !m.interleaved ? 2 : 1;
@@ -385,7 +385,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   const bool three = forward || (row_bytes >= 2048 && !c.bias_sums);
   // A stage of two rows a lane, for even shares, is half of what others are.
   const bool half = !forward && m.thread_vectors == 1 && c.rows_per_stage == 2 * c.at_once;
-  const int in_warp_most = m.interleaved ? NormConfig::kMaxStages : half ? 4 : three ? 3 : 2;
+  const int in_warp_most = m.interleaved || half ? 4 : three ? 3 : 2;
   const int most = m.in_warp()                 ? in_warp_most
                    : forward && !m.interleaved ? 4
                                                : NormConfig::kMaxStages;
@@ -408,13 +408,11 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.partials = static_cast<int>(teams);
   // SMs are not equally fast. The backward's rows stay where they are: the order of its sums does.
   const int64_t bytes = p.rows * p.columns * p.staged[0];
-  const bool uneven = p.groups == 1 && bytes >= kTicketBytes;
+  const bool uneven = !m.in_warp() && p.groups == 1 && bytes >= kTicketBytes;
   c.by_ticket = forward && uneven && m.cluster == 1;
   c.paced = forward && uneven && !c.by_ticket;
-  // Warps draw too often for one counter: an address takes about 400 draws a microsecond.
-  c.counters = c.by_ticket && m.in_warp() && teams >= 64 ? 8 : c.by_ticket || c.paced;
-  if (!forward && uneven && !m.in_warp() && !m.interleaved &&
-      m.thread_vectors > NormConfig::kPairVectors && bytes >= kPacedBytes) {
+  if (!forward && uneven && !m.interleaved && m.thread_vectors > NormConfig::kPairVectors &&
+      bytes >= kPacedBytes) {
     c.lead = 2;
   }
   return c;

@@ -195,7 +195,7 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   if (p.rows * p.groups == 0) return true;
   OptTensor counter;
   if (config.has_counter()) {
-    counter = empty({config.counters * NormConfig::kCounterStep}, ScalarType::Int, in.x);
+    counter = empty({1}, ScalarType::Int, in.x);
     f.counter = static_cast<uint32_t*>(counter->mutable_data_ptr());
   }
   run_norm_forward(f, config, stream);

@@ -7,9 +7,8 @@
 // One warp more exchanges the sums, and refills the ring.
 //
 //   of a row  warps:     wait full[stage], read it, sums -> of_warp, arrive partial[b]
-//             exchanger: wait partial[b], merge, st.async to the cluster's CTAs; refill the stage
-//                        meanwhile; wait ready[b], merge, mean and rstd -> result[b], arrive
-//                        done[b]. Alone it refills the stage last.
+//             exchanger: wait partial[b], merge, st.async to the cluster's CTAs; wait ready[b],
+//                        merge, mean and rstd -> result[b], arrive done[b]; refill the stage
 //             warps:     (sums of the row ahead) wait done[b], y
 //
 // Of what `b` numbers there are two. Written for row r + 2, they have been read for row r: a warp's
@@ -28,7 +27,7 @@ inline constexpr int kOverlappedThreads = 640;
 struct OverlappedExchange {
   float4 of_warp[2][kMaxWarps];
   float4 of_cta[2][kMaxWarps];
-  float4 result[2];  // mean, rstd, 1 / scale
+  float4 result[2];  // mean, rstd, 1 / scale; or, where rows are scaled early, 0, rstd / scale, 1
   hopper::Barrier partial[2], ready[2], done[2];
 
   __device__ void init(int warps) {
@@ -102,17 +101,17 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
           hopper::store_async_in_cluster(&shared.of_cta[b][place.rank], shared.ready[b], lane,
                                          sums);
         }
-        if (lane == 0) ring.load_again(ring.slot, ring.block);
         __syncwarp();
         hopper::wait(shared.ready[b], phase);
         sums = merge(shared.of_cta[b][lane & (place.cluster - 1)], place.cluster, true);
       }
       if (lane == 0) {
-        const float rstd = inverse_root(fmaf(sums.y, per_column, p.eps));
+        const float rstd = rsqrtf(fmaf(sums.y, per_column, p.eps));
         if (p.row_scales) scale = scale_of_row(sums.x * rstd);
-        shared.result[b] = float4{sums.w, rstd, 1.0f / scale, 0.0f};
+        shared.result[b] = p.row_scales ? float4{0.0f, scaled_root(rstd, scale), 1.0f, 0.0f}
+                                        : float4{sums.w, rstd, 1.0f / scale, 0.0f};
         hopper::arrive(shared.done[b]);
-        if (place.cluster == 1) ring.load_again(ring.slot, ring.block);
+        ring.load_again(ring.slot, ring.block);
         if (place.rank == 0) {
           const int64_t of_row = int64_t{ring.first_row()} * config.groups + place.group;
           if (p.mean) p.mean[of_row] = sums.w;
@@ -155,6 +154,10 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
       }
     };
 
+    // A weight, and beside means, and only there, a bias.
+    const bool is_usual =
+        p.weight.data && p.weight_offset == 0.0f && p.layer == (p.bias.data != nullptr);
+
     // To the shared memory of `buffer`, and to the exchanger.
     const auto take_sums = [&](uint32_t buffer) {
       const char* const x = ring.stage() + at.first(0) * sizeof(T);
@@ -181,7 +184,11 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
           float w[kVector];
-          weight_of(v, w);
+          if (is_usual) {
+            weight.get(v, w);
+          } else {
+            weight_of(v, w);
+          }
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
             sum = max_or_nan(sum, fabsf(__fmul_rn(values[v][e], w[e])));
@@ -196,7 +203,7 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
       }
     };
     // y of the row in `words`. With the usual parameters no choice is left to each vector.
-    const auto finish = [&](float4 result, auto usual, bool layer, auto quantizes) {
+    const auto finish = [&](float4 result, auto usual, bool layer, auto quantizes, auto early) {
       using U = std::conditional_t<quantizes, E4m3, T>;
       const float rstd = result.y, shift = (part_mean - result.x) * rstd;
       char* const to = y.row(row) + at.first(0) * sizeof(U);
@@ -223,15 +230,11 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
           values[e] = fmaf(values[e], w[e], b[e]);
-          if constexpr (quantizes) values[e] *= result.z;
+          if constexpr (quantizes && !early) values[e] *= result.z;
         }
         store_words(to + v * to_step, pack_words<U>(values));
       }
     };
-    // A weight, and beside means, and only there, a bias.
-    const bool is_usual =
-        p.weight.data && p.weight_offset == 0.0f && p.layer == (p.bias.data != nullptr);
-
 #pragma unroll 1
     for (uint32_t turn = 0;; ++turn) {
       const bool has_next = ring.wait();
@@ -243,17 +246,17 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
         constexpr std::true_type yes;
         constexpr std::false_type no;
         if (p.quantizes()) {
-          if (is_usual && !p.layer) {
-            finish(result, yes, false, yes);
+          if (is_usual && p.row_scales) {
+            finish(result, yes, false, yes, yes);
           } else {
-            finish(result, no, p.layer, yes);
+            finish(result, no, p.layer, yes, no);
           }
         } else if (!is_usual) {
-          finish(result, no, p.layer, no);
+          finish(result, no, p.layer, no, no);
         } else if (p.layer) {
-          finish(result, yes, true, no);
+          finish(result, yes, true, no, no);
         } else {
-          finish(result, yes, false, no);
+          finish(result, yes, false, no, no);
         }
       }
       if (!has_next) break;

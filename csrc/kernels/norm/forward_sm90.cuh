@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
   constexpr int kRings = kInWarp ? kForwardRings : 1;
   __shared__ Staged operands[kRings][2];
   __shared__ hopper::Barrier full[kRings][NormConfig::kMaxStages];
-  __shared__ uint32_t drawn[kRings][NormConfig::kMaxStages];
+  __shared__ uint32_t drawn[NormConfig::kMaxStages];
 
   const NormMapping& m = config.mapping;
   const int lane = threadIdx.x % 32, ring_index = kInWarp ? threadIdx.x / 32 : 0;
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
                                 (!p.residual.data || Staged::touches(p.residual, at.count, config)),
                             shared_bytes + ring_index * config.stages * config.stage_bytes,
                             full[ring_index],
-                            place.rank == 0 ? p.counter : nullptr,
-                            drawn[ring_index],
+                            !kInWarp && place.rank == 0 ? p.counter : nullptr,
+                            drawn,
                             place.team * config.rings + ring_index};
   const bool is_first = kInWarp ? lane == 0 : threadIdx.x == 0;
   const bool in_first_warp = kInWarp || threadIdx.x < 32;
@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         away = mean - whole.w;
         mean = whole.w;
       }
-      const float rstd = inverse_root(fmaf(squares, per_column, p.eps));
+      const float rstd = rsqrtf(fmaf(squares, per_column, p.eps));
       const int64_t of_row = int64_t{row} * config.groups + here.group;
       const bool tells = at.thread == 0 && here.rank == 0 && has_row;
       if (tells) {
@@ -320,12 +320,18 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         if (p.rstd) p.rstd[of_row] = rstd;
       }
 
+      float scale = 1.0f;
+      if (early) {
+        scale = scale_of_row(largest_early * rstd);
+        if (tells) p.row_scales[of_row] = scale;
+      }
+      const float factor = early ? scaled_root(rstd, scale) : rstd;
       const float shift = away * rstd;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-          values[v][e] = kInWarp ? values[v][e] * rstd : fmaf(values[v][e], rstd, shift);
+          values[v][e] = kInWarp ? values[v][e] * rstd : fmaf(values[v][e], factor, shift);
         }
       }
       const At now = at.recomputed();
@@ -359,11 +365,11 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         continue;
       }
 
-      float scale;
       if (early) {
-        scale = scale_of_row(largest_early * rstd);
-        if (tells) p.row_scales[of_row] = scale;
-      } else if (p.row_scales) {
+        now.template store_row<E4m3>(y.row(row), values, has_row);
+        continue;
+      }
+      if (p.row_scales) {
         float largest = 0.0f;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {

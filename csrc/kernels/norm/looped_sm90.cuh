@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kLoopedThreads, 2)
       const float away = value(c) - mean;
       return away * away;
     });
-    const float rstd = inverse_root(squares / static_cast<float>(columns) + p.eps);
+    const float rstd = rsqrtf(squares / static_cast<float>(columns) + p.eps);
     if (threadIdx.x == 0) {
       if (p.mean) p.mean[i] = mean;
       if (p.rstd) p.rstd[i] = rstd;

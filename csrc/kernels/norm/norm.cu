@@ -12,11 +12,14 @@ namespace norm {
 namespace {
 
 constexpr int kFinishColumns = 32, kFinishGroups = 16;
-// Loads of a thread at once: those of five CTAs an SM of an H200 in one trip to memory.
-constexpr int kFinishLoads = 42;
+// Loads of a thread at once, by the number of partials: those of an H200's 132 CTAs, or of four
+// times as many, in one trip to memory. (Many where few are needed cost a tenth of a small
+// backward.)
+constexpr int kFewLoads = 9, kManyLoads = 36;
 
 // Adds up the partials of a column, of all groups' columns side by side, in the same order each
 // time: sixteen warps take every sixteenth row each, and their sums are added one by one.
+template <int kLoads>
 __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
     norm_finish_sm90(const __grid_constant__ NormBackward p, int64_t columns, int partials) {
   __shared__ float sums[kFinishGroups][kFinishColumns];
@@ -30,15 +33,15 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
   const int64_t column = int64_t{blockIdx.x} * kFinishColumns + lane;
   float sum = 0.0f;
   if (column < columns) {
-    for (int first = group; first < partials; first += kFinishGroups * kFinishLoads) {
-      float parts[kFinishLoads];
+    for (int first = group; first < partials; first += kFinishGroups * kLoads) {
+      float parts[kLoads];
 #pragma unroll
-      for (int j = 0; j < kFinishLoads; ++j) {
+      for (int j = 0; j < kLoads; ++j) {
         const int64_t i = first + j * kFinishGroups;
         parts[j] = i < partials ? from[i * columns + column] : 0.0f;
       }
 #pragma unroll
-      for (int j = 0; j < kFinishLoads; ++j) sum += parts[j];
+      for (int j = 0; j < kLoads; ++j) sum += parts[j];
     }
   }
   sums[group][lane] = sum;
@@ -54,10 +57,10 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
 
 // A kernel and not a memset: the next one's CTAs may be there when the kernel before this one ends.
 // They wait for this one's end, and so for that of the one before.
-__global__ void norm_clear_sm90(uint32_t* counters) {
+__global__ void norm_clear_sm90(uint32_t* counter) {
   hopper::allow_next_kernel();
   hopper::wait_for_previous_kernel();
-  counters[threadIdx.x * NormConfig::kCounterStep] = 0;
+  *counter = 0;
 }
 
 // To 16 bytes, and so are all rows.
@@ -129,10 +132,10 @@ LaunchShape shape_of(const NormConfig& config) {
   return shape;
 }
 
-void clear(uint32_t* counters, int count, cudaStream_t stream) {
-  LaunchShape shape{1, static_cast<unsigned>(count)};
+void clear(uint32_t* counter, cudaStream_t stream) {
+  LaunchShape shape{1, 1};
   shape.overlaps_previous = true;
-  launch(norm_clear_sm90, shape, stream, counters);
+  launch(norm_clear_sm90, shape, stream, counter);
 }
 
 }  // namespace
@@ -145,7 +148,7 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
     return;
   }
   const NormMapping& m = config.mapping;
-  if (config.has_counter()) norm::clear(p.counter, config.counters, stream);
+  if (config.has_counter()) norm::clear(p.counter, stream);
   if (m.interleaved) {
     LaunchShape shape = norm::shape_of(config);
     if (!m.in_warp() && !config.direct) shape.block.x += 32;  // the porter
@@ -189,7 +192,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
     const bool full = takes_weight && p.grad_residual.data == nullptr &&
                       norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
                       norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
-    if (config.lead > 0) norm::clear(p.turns, 1, stream);
+    if (config.lead > 0) norm::clear(p.turns, stream);
     launch(m.interleaved ? norm::backward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes)
                          : norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
            norm::shape_of(config), stream, p, config);
@@ -199,7 +202,11 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
       {static_cast<unsigned>((all_columns + norm::kFinishColumns - 1) / norm::kFinishColumns), 2},
       norm::kFinishColumns * norm::kFinishGroups};
   shape.overlaps_previous = p.rows > 0;
-  launch(norm::norm_finish_sm90, shape, stream, p, all_columns, p.rows > 0 ? config.partials : 0);
+  const int partials = p.rows > 0 ? config.partials : 0;
+  launch(partials <= norm::kFewLoads * norm::kFinishGroups
+             ? norm::norm_finish_sm90<norm::kFewLoads>
+             : norm::norm_finish_sm90<norm::kManyLoads>,
+         shape, stream, p, all_columns, partials);
 }
 
 void load_norm() {
@@ -224,7 +231,8 @@ void load_norm() {
   load_kernel(norm::norm_forward_looped_sm90);
   load_kernel(norm::norm_backward_looped_sm90);
   load_kernel(norm::norm_partials_looped_sm90);
-  load_kernel(norm::norm_finish_sm90);
+  load_kernel(norm::norm_finish_sm90<norm::kFewLoads>);
+  load_kernel(norm::norm_finish_sm90<norm::kManyLoads>);
   load_kernel(norm::norm_clear_sm90);
 }
 

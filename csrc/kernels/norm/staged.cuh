@@ -131,8 +131,6 @@ struct Target {
 // stage's rows. A ring's blocks are every owners-th; by ticket only its first ones are, then
 // whichever is next.
 //
-// Warps draw tickets from a few counters, each for a share of the blocks and of the CTAs.
-//
 // SMs are not equally fast, and a cluster's CTAs can't draw tickets without asking one another. So
 // clusters are paced: one that is more than a row ahead of the average waits before it loads again,
 // and leaves bandwidth to the others. Only so long: the others might not be running.
@@ -146,7 +144,7 @@ struct Ring {
   char* const bytes;
   hopper::Barrier* const full;
   uint32_t* const counter;  // by ticket or paced, else null
-  uint32_t* const drawn;    // by ticket: a stage's block, of this ring
+  uint32_t* const drawn;    // by ticket: a stage's block
 
   // All readers.
   uint32_t block;
@@ -155,11 +153,8 @@ struct Ring {
 
   // In the loading thread. By ticket: drawn one block ahead. Paced: blocks that all have done with.
   uint32_t count = 0;
-  // Which counter. Neighbouring CTAs share one: every eighth might lie in the same part of the GPU.
-  const uint32_t share =
-      kInWarp && config.by_ticket ? blockIdx.x * config.counters / config.grid : 0;
 
-  __device__ bool by_ticket() const { return counter && config.by_ticket; }
+  __device__ bool by_ticket() const { return !kInWarp && counter && config.by_ticket; }
   __device__ bool paced() const { return !kInWarp && counter && config.paced; }
 
   // By the loader, which is the warp, or a thread of the CTA (by ticket, always the same): the
@@ -168,17 +163,13 @@ struct Ring {
   __device__ void load_first() {
 #pragma unroll 1
     for (int s = 0; s < config.stages; ++s) load(s, block + s * config.owners);
-    if (by_ticket()) draw();
+    if (by_ticket()) count = draw();
   }
   __device__ void load_again(int stage, uint32_t done) {
-    uint32_t ticket = count;
-    if constexpr (kInWarp) {
-      if (by_ticket()) ticket = __shfl_sync(0xffffffffu, count, 0) * config.counters + share;
-    }
-    const uint32_t next = config.stages * config.owners + (by_ticket() ? ticket : done);
+    const uint32_t next = config.stages * config.owners + (by_ticket() ? count : done);
     if (paced()) keep_pace(done / config.owners, next);
     load(stage, next);
-    if (by_ticket()) draw();
+    if (by_ticket()) count = draw();
   }
 
   // Whether there is a block at hand; waits for it.
@@ -199,12 +190,8 @@ struct Ring {
   }
 
  private:
-  __device__ bool is_loader() const { return !kInWarp || threadIdx.x % 32 == 0; }
-
-  __device__ void draw() {
-    if (!is_loader()) return;
-    count = hopper::count_relaxed_gpu(counter + share * NormConfig::kCounterStep,
-                                      config.blocks | 1u << 31);
+  __device__ uint32_t draw() const {
+    return hopper::count_relaxed_gpu(counter, config.blocks | 1u << 31);
   }
 
   // After `before` blocks and another, before `next`.
@@ -217,10 +204,10 @@ struct Ring {
   }
 
   __device__ void load(int stage, uint32_t next) {
-    if (by_ticket() && is_loader()) drawn[stage] = next;
+    if (by_ticket()) drawn[stage] = next;
     if (next < config.blocks) {
       load_block(stage, next);
-    } else if (by_ticket() && is_loader()) {
+    } else if (by_ticket()) {
       hopper::arrive(full[stage]);
     }
   }
@@ -307,19 +294,18 @@ __device__ inline float max_lanes(float value, int lanes) {
   return merge_lanes<kMost>(value, lanes, max_or_nan);
 }
 
-// 1 / sqrt(value), with a step of Newton's behind the approximation, which alone is off by two
-// units in the last place. Of 0 and infinity there is none.
-__device__ inline float inverse_root(float value) {
-  const float root = rsqrtf(value);
-  const float off = fmaf(__fmul_rn(-value, root), root, 1.0f);
-  const float better = fmaf(__fmul_rn(0.5f, root), off, root);
-  return better == better ? better : root;
-}
-
 // The scale of a row whose largest value is `largest`, which then becomes e4m3's largest. At least
 // the smallest normal number: a row of zeros then divides into zeros.
 __device__ inline float scale_of_row(float largest) {
   return max_or_nan(largest / 448.0f, 1.17549435e-38f);
+}
+
+// What rows are multiplied by to be normalised and scaled at once. Finite, or else NaN: a row of
+// zeros stays one.
+__device__ inline float scaled_root(float rstd, float scale) {
+  float factor;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(factor) : "f"(__fmul_rn(rstd, 1.0f / scale)), "f"(3.4e38f));
+  return factor;
 }
 
 // Sums of a CTA's warps and of a cluster's CTAs on their way to all of them. Two of each: a value
