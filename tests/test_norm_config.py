@@ -91,7 +91,7 @@ def test_slots_that_interleaved_rows_count_on(n: int, size: int, backward: bool)
             (8, 1), (8, 2), (16, 2), (16, 3), (32, 2), (32, 3), (32, 4)
         }  # fmt: skip
     else:
-        assert m.thread_vectors in ((2,) if backward else (2, 4))
+        assert m.thread_vectors == 2
     vectors = m.thread_vectors - 1 if m.in_warp else m.thread_vectors // 2
     for cta in {0, m.cluster - 1}:
         for thread in range(m.lanes):
@@ -117,7 +117,7 @@ def test_the_sanitizer_sees_every_kernel(size: int, backward: bool) -> None:
     for columns in NORM_COLUMNS:
         m = _host.norm_mapping(columns if size == 2 else -(-columns // 2), size, backward)
         seen.add((min(m.lanes, 64) if m.interleaved else m.in_warp, m.thread_vectors))
-    assert len(seen) == (5 + 4 + 7 + 1 if backward else 6 + 4 + 7 + 2)
+    assert len(seen) == (5 if backward else 6) + 4 + 7 + 1
 
 
 def test_long_rows_take_clusters_and_longer_ones_a_loop() -> None:

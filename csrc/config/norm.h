@@ -108,7 +108,7 @@ inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
 
 // Deals out columns by elements, over the same CTAs. The fewer lanes a row has the less its sums
 // and addresses cost beside its elements.
-inline void interleave(NormPass pass, NormMapping& m) {
+inline void interleave(NormMapping& m) {
   m.interleaved = true;
   m.cta_columns = m.columns;
   for (int turn = 0; turn < 3; ++turn) {
@@ -116,15 +116,13 @@ inline void interleave(NormPass pass, NormMapping& m) {
     m.thread_vectors = static_cast<int>(ceil_div(ceil_div(m.columns, m.lanes), m.vector));
     if (m.thread_vectors <= 2 + turn) return;
   }
-  // Two vectors a thread of up to 16 warps, of which registers hold weight and bias as well; in the
-  // forward else four, of up to 15.
+  // Two vectors a thread of up to 16 warps, of which registers hold weight and bias as well.
   const auto packets = [&] {
     m.cta_columns = ceil_div(m.columns, m.cluster);
     return ceil_div(ceil_div(m.cta_columns, m.vector), 32);
   };
-  const bool two = pass == NormPass::kBackward || packets() <= 32;
-  m.thread_vectors = two ? 2 : 4;
-  while (packets() > (two ? 32 : 60)) m.cluster *= 2;
+  m.thread_vectors = 2;
+  while (packets() > 32) m.cluster *= 2;
   m.looped = m.cluster > NormMapping::kMaxCluster;
   m.warps = static_cast<int>(ceil_div(packets(), m.thread_vectors));
   m.lanes = 32 * m.warps;
@@ -199,7 +197,7 @@ inline NormMapping by_vectors(NormPass pass, int64_t columns, int element_bytes)
 // `element_bytes` of x; columns >= 1.
 inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_bytes) {
   NormMapping m = norm_detail::by_vectors(pass, columns, element_bytes);
-  if (m.idle_slots() > 0) norm_detail::interleave(pass, m);
+  if (m.idle_slots() > 0) norm_detail::interleave(m);
   if (m.looped) return norm_detail::looped(m);
   if (m.in_warp()) m.warps = norm_max_threads(pass, m.thread_vectors, true) / 32;
   return m;
@@ -322,7 +320,9 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     return c;
   }
   const int64_t row_bytes = m.cta_columns * p.staged[0];
-  if (forward && m.cluster == 1 && p.rows * p.columns * p.staged[0] <= kDirectBytes) {
+  const bool loose_over_warps = m.interleaved && !m.in_warp();
+  if (forward && m.cluster == 1 && !loose_over_warps &&
+      p.rows * p.columns * p.staged[0] <= kDirectBytes) {
     const int64_t rows_per_cta = m.in_warp() ? m.warps * c.at_once : 1;
     c.direct = true;
     c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * p.groups;
@@ -340,7 +340,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
       std::min<int64_t>(bytes_per_sm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
       c.kept_bytes();
   // Results of interleaved rows leave from the stage that x came into: one more is on its way.
-  const int fewest = m.interleaved ? 3 : 2;
+  const int fewest = !m.interleaved ? 2 : forward && loose_over_warps ? 4 : 3;
   if (m.in_warp()) {
     // The backward takes two rows of one vector a lane at once.
     const int64_t step = !forward && m.thread_vectors == 1 && !m.interleaved ? 2 : 1;

@@ -96,31 +96,14 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, (kLanes > 0)>, 1)
   };
   load_statistics(ring.first_row() + mine);
 
-  const bool in_place =
-      p.grad_x.data && config.stages >= 3 && lies_as(p.grad_x, p.x, place, at.count, config);
+  const Outlet<T, kInWarp> outlet{
+      ring, staged[0], p.grad_x, place,
+      p.grad_x.data && config.stages >= 3 && lies_as(p.grad_x, p.x, place, at.count, config)};
   uint32_t turns = 0;  // of the ring: where a row has a CTA, those of `turn`
-  const auto before = [&](int slot) { return (slot == 0 ? config.stages : slot) - 1; };
-  // grad_x of a block, from its stage. By a warp; all have written theirs.
-  const auto store_block = [&](int slot, uint32_t block) {
-    const uint32_t first = block * config.rows_per_stage;
-    const char* const stage = ring.bytes + slot * config.stage_bytes;
-    store_span<T>(Target(p.grad_x, place.recomputed(config)).row(first),
-                  staged[0].template in_stage<false>(stage, first, 0),
-                  ring.rows_from(first) * staged[0].row_bytes);
-  };
   // After the barrier of a CTA's row: all have done with the row before.
   const auto between = [&] {
     if (threadIdx.x >= 32 || turn == 1) return;
-    const int last = before(ring.slot);
-    const uint32_t block = ring.block - config.owners;
-    if (!in_place) {
-      if (lane == 0) ring.load_again(last, block);
-      return;
-    }
-    store_block(last, block);
-    if (turn == 2 || lane > 0) return;
-    hopper::tma_store_wait_read<1>();
-    ring.load_again(before(last), block - config.owners);
+    outlet.renew(outlet.before(ring.slot), ring.block - config.owners, turn == 2);
   };
 
   while (ring.wait()) {
@@ -207,37 +190,27 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, (kLanes > 0)>, 1)
           at.each([&](int i) { at.store(to, i, static_cast<U>(g[i])); });
         });
       };
-      if (in_place) {
+      if (outlet.in_place) {
         at.each([&](int i) { at.store(x, i, static_cast<T>(g[i])); });
       } else if (p.grad_x.data) {
         store(p.grad_x);
       }
       if (p.grad_residual.data) store(p.grad_residual);
     }
-    if (in_place) hopper::fence_shared_for_async();
     if constexpr (kInWarp) {
       __syncwarp();
-      if (!in_place) {
-        ring.load_again(ring.slot, ring.block);
-      } else {
-        store_block(ring.slot, ring.block);
-        if (turns > 0) {
-          if (lane == 0) hopper::tma_store_wait_read<1>();
-          ring.load_again(before(ring.slot), ring.block - config.owners);
-        }
-      }
-      ++turns;
+      outlet.renew(ring.slot, ring.block, turns++ == 0);
     }
     ring.advance();
   }
   hopper::allow_next_kernel();
-  if (!kInWarp && in_place) {
+  if (!kInWarp && outlet.in_place) {
     __syncthreads();
     if (threadIdx.x < 32 && turn > 0) {
-      store_block(before(ring.slot), ring.block - config.owners);
+      outlet.store(outlet.before(ring.slot), ring.block - config.owners);
     }
   }
-  if (in_place && lane == 0) hopper::tma_store_wait_read<0>();
+  outlet.finish();
 
   const int64_t partial =
       (int64_t{place.team} * config.groups + place.group) * m.columns + place.first_column;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/norm/compiled.h"
-#include "kernels/norm/forward_loose_sm90.cuh"
+#include "kernels/norm/forward_loose_overlapped_sm90.cuh"
 #include "kernels/norm/forward_overlapped_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
 
@@ -32,9 +32,7 @@ ForwardKernel forward_over_warps(int vectors) {
 
 template <class T>
 ForwardKernel forward_loose(int vectors, int lanes) {
-  if (lanes > 32) {
-    return vectors <= 2 ? norm_forward_loose_sm90<T, 2, 0> : norm_forward_loose_sm90<T, 4, 0>;
-  }
+  if (lanes > 32) return norm_forward_loose_overlapped_sm90<T>;
   if (lanes == 8) {
     return vectors == 1 ? norm_forward_loose_sm90<T, 1, 8> : norm_forward_loose_sm90<T, 2, 8>;
   }

@@ -1,4 +1,5 @@
-// The forward for interleaved columns: rows of any length at any address, an element at a time.
+// The forward for interleaved columns, rows within a warp: of any length at any address, an element
+// at a time.
 //
 // An element that passes shared memory in two bytes costs an instruction to read, one to convert,
 // and two for the way back. That is less than the shifts that vectors take where each row begins
@@ -8,12 +9,7 @@
 //   copy──> global
 //
 // Results go back over x where they have its type and place modulo 16 bytes, else straight to
-// global memory. A stage is filled again once its results have left, a stage later: by its warp,
-// or, of rows over warps, by a warp more, the porter, which they don't wait for.
-//
-//   of a stage  warps:  wait full[s]; registers, sums, results; arrive written[s]
-//               porter: wait full[s], written[s]; store s; when what was stored before is read,
-//               load
+// global memory. A stage is filled again once its results have left, a stage later.
 //
 // Weight and bias wait in registers: in fp32, or where these are few in x's type.
 #pragma once
@@ -103,56 +99,38 @@ struct LooseParameters {
   }
 };
 
-// Of rows over warps: two CTAs of 8 warps and the porter, in 96 registers; or one of up to 15 with
-// four vectors a thread, in 128.
-template <int kVectors, int kLanes>
-inline constexpr int kLooseThreads = kLanes > 0      ? kForwardThreads<kVectors, true>
-                                     : kVectors <= 2 ? 576
-                                                     : 512;
-
 template <class T, int kVectors, int kLanes>
-__global__ void __launch_bounds__(kLooseThreads<kVectors, kLanes>,
-                                  kForwardCtas<kVectors, (kLanes > 0)>)
+__global__ void __launch_bounds__(kForwardThreads<kVectors, true>, kForwardCtas<kVectors, true>)
     norm_forward_loose_sm90(const __grid_constant__ NormForward p,
                             const __grid_constant__ NormConfig config) {
   using At = LooseColumns<kVectors, 16 / sizeof(T), kLanes>;
-  constexpr bool kInWarp = At::kInWarp;
-  constexpr int kRowLanes = At::kStep, kAtOnce = 32 / kRowLanes;  // rows of a warp at once
+  constexpr int kAtOnce = 32 / kLanes;  // rows of a warp at once
   extern __shared__ __align__(128) char shared_bytes[];
-  __shared__ Exchange shared;
-  constexpr int kRings = kInWarp ? kForwardRings : 1;
-  __shared__ Staged operands[kRings][2];
-  __shared__ hopper::Barrier full[kRings][NormConfig::kMaxStages];
-  __shared__ hopper::Barrier written[NormConfig::kMaxStages];  // of rows over warps
-  __shared__ uint32_t drawn[NormConfig::kMaxStages];
+  __shared__ Staged operands[kForwardRings][2];
+  __shared__ hopper::Barrier full[kForwardRings][NormConfig::kMaxStages];
 
   const NormMapping& m = config.mapping;
-  const int lane = threadIdx.x % 32, ring_index = kInWarp ? threadIdx.x / 32 : 0;
-  const Place place = Place::of_cta<kInWarp>(config);
-  const int mine = lane / kRowLanes;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Place place = Place::of_cta<true>(config);
+  const int mine = lane / kLanes;
   const At at = At::of_span(m, place.first_column);
-  Staged* const staged = operands[ring_index];
-  Ring<kInWarp, false> ring{config,
-                            static_cast<uint32_t>(p.rows),
-                            staged,
-                            p.residual.data ? 2 : 1,
-                            Staged::touches(p.x, at.count, config) &&
-                                (!p.residual.data || Staged::touches(p.residual, at.count, config)),
-                            shared_bytes + ring_index * config.stages * config.stage_bytes,
-                            full[ring_index],
-                            !kInWarp && place.rank == 0 ? p.counter : nullptr,
-                            drawn,
-                            place.team * config.rings + ring_index};
-  const bool is_porter = !kInWarp && static_cast<int>(threadIdx.x / 32) == m.warps;
-  if (is_porter || (kInWarp && !config.direct)) {
-    if (lane < config.stages) {
-      hopper::init(full[ring_index][lane], 1);
-      if constexpr (!kInWarp) hopper::init(written[lane], m.warps);
-    }
+  Staged* const staged = operands[warp];
+  Ring<true, false> ring{config,
+                         static_cast<uint32_t>(p.rows),
+                         staged,
+                         p.residual.data ? 2 : 1,
+                         Staged::touches(p.x, at.count, config) &&
+                             (!p.residual.data || Staged::touches(p.residual, at.count, config)),
+                         shared_bytes + warp * config.stages * config.stage_bytes,
+                         full[warp],
+                         nullptr,
+                         nullptr,
+                         place.team * config.rings + warp};
+  if (!config.direct) {
+    if (lane < config.stages) hopper::init(full[warp][lane], 1);
     if (lane == 0) {
       const int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
       staged[1].init(p.residual, place, at.count, config, config.pitches[1], end);
-      if constexpr (!kInWarp) shared.init();
     }
     hopper::fence_barrier_init();
     __syncwarp();
@@ -162,65 +140,19 @@ __global__ void __launch_bounds__(kLooseThreads<kVectors, kLanes>,
   // Until here nothing was read that an earlier kernel may write.
   hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
-  if (kInWarp ? !config.direct : is_porter && lane == 0) ring.load_first();
-  if (place.cluster > 1) {
-    hopper::cluster_sync();
-  } else if (!kInWarp && !config.direct) {
-    __syncthreads();
-  }
+  if (!config.direct) ring.load_first();
 
   const Target y(p.y, place, p.quantizes() ? 1 : size_of(p.y.type));
-  const bool in_place = !config.direct && config.stages >= 3 && !p.quantizes() &&
-                        lies_as(p.y, p.x, place, at.count, config);
+  const Outlet<T, true> outlet{ring, staged[0], p.y, place,
+                               !config.direct && config.stages >= 3 && !p.quantizes() &&
+                                   lies_as(p.y, p.x, place, at.count, config)};
   uint32_t turns = 0;  // of the ring
-  const auto before = [&](int slot) { return (slot == 0 ? config.stages : slot) - 1; };
-  // The results of a block, from its stage. By a warp; all have written theirs.
-  const auto store_block = [&](int slot, uint32_t block) {
-    const uint32_t first = block * config.rows_per_stage;
-    const char* const stage = ring.bytes + slot * config.stage_bytes;
-    store_span<T>(y.row(first), staged[0].template in_stage<false>(stage, first, 0),
-                  ring.rows_from(first) * staged[0].row_bytes);
-  };
-  // By a warp, when all have done with the stage at hand.
-  const auto renew = [&] {
-    const bool loads = kInWarp || lane == 0;
-    if (!in_place) {
-      if (loads) ring.load_again(ring.slot, ring.block);
-      return;
-    }
-    // Behind the barrier by the thread that stores: for who has written it would cost its wait.
-    if (lane == 0) hopper::fence_shared_for_async();
-    store_block(ring.slot, ring.block);
-    // Another block for the stage that the results before have left.
-    if (turns++ == 0) return;
-    if (lane == 0) hopper::tma_store_wait_read<1>();
-    if (loads) ring.load_again(before(ring.slot), ring.block - config.owners);
-  };
-
-  if constexpr (!kInWarp) {
-    if (is_porter) {
-      for (; ring.wait(); ring.advance()) {
-        hopper::wait(written[ring.slot], ring.phase);
-        renew();
-        __syncwarp();
-      }
-      if (lane == 0) hopper::tma_store_wait_read<0>();
-      if (place.cluster > 1) hopper::cluster_sync();
-      return;
-    }
-  }
-
   const LooseParameters<T, kVectors, kLanes> parameters(p, place, at);
   const float per_column = 1.0f / static_cast<float>(m.columns);
-  const float part_columns = static_cast<float>(at.columns);
-  const float per_part_column = 1.0f / part_columns;
-  const float per_cta_column = 1.0f / static_cast<float>(at.count);
-  uint32_t turn = 0;
 
   while (config.direct || ring.wait()) {
-    const uint32_t first_row = config.direct
-                                   ? (place.team * (kInWarp ? m.warps : 1) + ring_index) * kAtOnce
-                                   : ring.first_row();
+    const uint32_t first_row =
+        config.direct ? (place.team * m.warps + warp) * kAtOnce : ring.first_row();
     const int count = config.direct ? static_cast<int>(min(int64_t{kAtOnce}, p.rows - first_row))
                                     : ring.rows_from(first_row);
     // Rows that touch lie one after the other from here on.
@@ -269,40 +201,28 @@ __global__ void __launch_bounds__(kLooseThreads<kVectors, kLanes>,
         }
       }
 
-      float mean = 0.0f, part_sum = 0.0f;
+      float mean = 0.0f;
       if (p.layer) {
-        part_sum = sum_of_slots(at, values, [](float value, float sum) { return sum + value; });
-        part_sum = sum_lanes<kRowLanes>(part_sum, kRowLanes);
-        mean = __fmul_rn(part_sum, per_part_column);
+        mean = sum_of_slots(at, values, [](float value, float sum) { return sum + value; });
+        mean = __fmul_rn(sum_lanes<kLanes>(mean, kLanes), per_column);
         at.each([&](int i) {
           if (at.has(i)) values[i] -= mean;
         });
       }
       float squares =
           sum_of_slots(at, values, [](float value, float sum) { return fmaf(value, value, sum); });
-      squares = sum_lanes<kRowLanes>(squares, kRowLanes);
-      float away = 0.0f;  // of the mean that values are deviations from, from the row's
-      if constexpr (!kInWarp) {
-        const float4 whole = exchange(
-            shared, turn, place.cluster, {part_sum, squares, part_columns, mean},
-            Moments{p.layer, false, per_cta_column, per_column}, [] {}, m.warps);
-        squares = whole.y;
-        away = mean - whole.w;
-        mean = whole.w;
-      }
+      squares = sum_lanes<kLanes>(squares, kLanes);
       const float rstd = inverse_root(fmaf(squares, per_column, p.eps));
-      const bool tells = at.first == 0 && place.rank == 0 && has_row;
+      const bool tells = at.first == 0 && has_row;
       const int64_t of_row = int64_t{row} * config.groups + place.group;
       if (tells) {
         if (p.mean) p.mean[of_row] = mean;
         if (p.rstd) p.rstd[of_row] = rstd;
       }
-      const float shift = away * rstd;
-      at.each(
-          [&](int i) { values[i] = kInWarp ? values[i] * rstd : fmaf(values[i], rstd, shift); });
+      at.each([&](int i) { values[i] *= rstd; });
       parameters.apply(p, place, at, values);
 
-      if (in_place) {
+      if (outlet.in_place) {
         if (has_row) at.each([&](int i) { at.store(x, i, static_cast<T>(values[i])); });
         continue;
       }
@@ -319,11 +239,7 @@ __global__ void __launch_bounds__(kLooseThreads<kVectors, kLanes>,
         if (at.has(i)) largest = max_or_nan(largest, fabsf(values[i]));
       });
       if (p.row_scales) {
-        largest = max_lanes<kRowLanes>(largest, kRowLanes);
-        if constexpr (!kInWarp) {
-          const float4 part{largest, 0.0f, 0.0f, 0.0f};
-          largest = exchange(shared, turn, place.cluster, part, Largest{}, [] {}, m.warps).x;
-        }
+        largest = max_lanes<kLanes>(largest, kLanes);
         scale = scale_of_row(largest);
         if (tells) p.row_scales[of_row] = scale;
       } else {
@@ -337,15 +253,10 @@ __global__ void __launch_bounds__(kLooseThreads<kVectors, kLanes>,
     }
     if (config.direct) break;
     __syncwarp();
-    if constexpr (kInWarp) {
-      renew();
-    } else {
-      if (lane == 0) hopper::arrive(written[ring.slot]);
-    }
+    outlet.renew(ring.slot, ring.block, turns++ == 0);
     ring.advance();
   }
-  if (kInWarp && in_place && lane == 0) hopper::tma_store_wait_read<0>();
-  if (place.cluster > 1) hopper::cluster_sync();
+  outlet.finish();
 }
 
 }  // namespace ikbo::norm

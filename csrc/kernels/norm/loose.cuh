@@ -103,4 +103,43 @@ __device__ inline void store_span(char* to, const char* from, int bytes) {
   }
 }
 
+// Results on their way from stages to memory, over x. `in_place`: else they are stored by
+// themselves.
+template <class T, bool kInWarp>
+struct Outlet {
+  Ring<kInWarp, false>& ring;
+  const Staged& x;
+  const NormMatrix& y;
+  const Place& place;
+  bool in_place;
+
+  __device__ int before(int slot) const { return (slot == 0 ? ring.config.stages : slot) - 1; }
+  // Of a block. By a warp, when all have written theirs and it knows of it.
+  __device__ void store(int slot, uint32_t block) const {
+    const uint32_t first = block * ring.config.rows_per_stage;
+    const char* const stage = ring.bytes + slot * ring.config.stage_bytes;
+    // By the thread that stores: for those who have written it would cost a wait.
+    if (threadIdx.x % 32 == 0) hopper::fence_shared_for_async();
+    store_span<T>(Target(y, place.recomputed(ring.config)).row(first),
+                  x.template in_stage<false>(stage, first, 0), ring.rows_from(first) * x.row_bytes);
+  }
+  // The same, when all have done with the stage; and loads another block: in place, into the stage
+  // that the block before has left, which the first one doesn't find.
+  __device__ void renew(int slot, uint32_t block, bool is_first) const {
+    const bool is_loader = kInWarp || threadIdx.x % 32 == 0;
+    if (!in_place) {
+      if (is_loader) ring.load_again(slot, block);
+      return;
+    }
+    store(slot, block);
+    if (is_first) return;
+    if (threadIdx.x % 32 == 0) hopper::tma_store_wait_read<1>();
+    if (is_loader) ring.load_again(before(slot), block - ring.config.owners);
+  }
+  // All results have left their stages.
+  __device__ void finish() const {
+    if (in_place && threadIdx.x % 32 == 0) hopper::tma_store_wait_read<0>();
+  }
+};
+
 }  // namespace ikbo::norm

@@ -151,7 +151,7 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
   if (config.has_counter()) norm::clear(p.counter, stream);
   if (m.interleaved) {
     LaunchShape shape = norm::shape_of(config);
-    if (!m.in_warp() && !config.direct) shape.block.x += 32;  // the porter
+    if (!m.in_warp()) shape.block.x += 32;  // the porter
     launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes), shape, stream, p,
            config);
     return;
