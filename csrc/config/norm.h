@@ -381,15 +381,18 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     if (!forward) c.at_once = c.rows_per_stage;
   }
   c.stage_bytes = norm_detail::stage_bytes(c);
-  // More would only take room: in flight is enough with fewer the shorter rows are.
-  const bool three = forward || (row_bytes >= 2048 && !c.bias_sums);
+  const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
+  // More would only take room: in flight is enough with fewer the shorter rows are. More on its way
+  // than covers memory's latency slows it down: by 4 to 6 % with 100 KB an SM in place of 75.
+  constexpr int64_t kInFlight = 80 * 1024;
+  const bool three = forward ? m.interleaved || 3 * ring_bytes * per_sm <= kInFlight
+                             : row_bytes >= 2048 && !c.bias_sums;
   // A stage of two rows a lane, for even shares, is half of what others are.
   const bool half = !forward && m.thread_vectors == 1 && c.rows_per_stage == 2 * c.at_once;
-  const int in_warp_most = m.interleaved || half ? 4 : three ? 3 : 2;
+  const int in_warp_most = (m.interleaved && !forward) || half ? 4 : three ? 3 : 2;
   const int most = m.in_warp()                 ? in_warp_most
                    : forward && !m.interleaved ? 4
                                                : NormConfig::kMaxStages;
-  const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
   c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
   // Wide stages of several wide operands may fill an SM alone.
   if (c.stages == 1 &&
