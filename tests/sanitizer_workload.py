@@ -75,6 +75,13 @@ def candidate_attention(
     grouped = (m.cand_to_user, m.user_offsets, m.order)
     torch.ops.ikbo.candidate_attention(q, k, v, start, kv_len, *grouped)
     if not flat:
+        # Candidates spread evenly over users, as is guessed where B is a multiple of U, and not.
+        torch.ops.ikbo.candidate_attention(q, k, v, None, None, *grouped)
+        counts[0] -= 1
+        counts[-1] += 1
+        m = ikbo.candidate_map(counts=counts, n_candidates=B, device="cuda")
+        grouped = (m.cand_to_user, m.user_offsets, m.order)
+        torch.ops.ikbo.candidate_attention(q, k, v, None, None, *grouped)
         torch.ops.ikbo.candidate_attention_bwd(
             torch.ones_like(out), q, k, v, out, lse, start, kv_len, users, None, None, None, 7
         )
@@ -137,7 +144,8 @@ WORK: list[tuple[Callable[..., None], tuple[object, ...]]] = [
     (candidate_attention, (33, 5, 4, 300, 4, 2, 128, 128, True)),
     (candidate_attention, (40, 3, 3, 200, 2, 1, 192, 128, False)),
     (candidate_attention, (40, 3, 3, 200, 2, 2, 136, 200, True)),
-    (candidate_attention, (9, 1, 1, 3000, 1, 1, 128, 128, False)),  # keys in parts
+    (candidate_attention, (40, 3, 4, 300, 2, 2, 128, 128, False)),  # a guess, right and wrong
+    (candidate_attention, (8, 1, 2, 3000, 1, 1, 128, 128, False)),  # keys in parts
     (candidate_attention, (600, 64, 9, 130, 2, 2, 64, 64, True)),  # tickets
     (candidate_attention, (800, 64, 9, 200, 2, 2, 128, 128, True)),  # tickets, sorted
     (candidate_attention, (140, 128, 140, 520, 1, 1, 128, 128, False)),  # keys shared out

@@ -147,7 +147,7 @@ def test_few_tiles_are_cut_into_parts_where_that_pays() -> None:
 def test_guesses_what_is_read_first_only_where_that_is_likely() -> None:
     assert _host.attention_config(problem(S=1), H200).expected_tiles == 1
     assert _host.attention_config(problem(S=64), H200).expected_tiles == 32
-    for unlikely in (problem(ordered=True), problem(lengths_differ=True)):
+    for unlikely in (problem(ordered=True), problem(lengths_differ=True), problem(B=2047)):
         assert _host.attention_config(unlikely, H200).expected_tiles == 0
 
 
@@ -299,11 +299,14 @@ class Ring:
 
 
 class Cta:
-    """`tiles`: (rows, keys); keys 0 or less where there is nothing to attend to."""
+    """`tiles`: (rows, keys); keys 0 or less where there is nothing to attend to. `guess`: what is
+    loaded before the first is known. If it is another it comes as a tile of its own, WRONG."""
+
+    WRONG = -1
 
     def __init__(
         self, tiles: list[tuple[int, int]], q_slots: int, stages: int, consumers: int,
-        tickets: bool, parts: bool, random: Random,
+        tickets: bool, parts: bool, guess: tuple[int, int] | None, random: Random,
     ) -> None:  # fmt: skip
         self.tiles, self.tickets, self.parts, self.random = tiles, tickets, parts, random
         self.consumers = consumers
@@ -313,17 +316,26 @@ class Cta:
         self.turns = [Turn() for _ in range(consumers)]
         self.pending: list[Callable[[], None]] = []
         self.results: Counter[tuple[int, int]] = Counter()
+        self.guessed_rows, guessed_keys = guess or (0, 0)
+        self.early = range(min(ceil_div(guessed_keys, 128), stages))
+        self.is_wrong = guess is not None and tiles[:1] != [guess]
+        self.guessed_tile = self.WRONG if self.is_wrong else 0
 
     def blocks(self, tile: int) -> range:
+        if tile == self.WRONG:
+            return self.early
         return range(ceil_div(max(self.tiles[tile][1], 0), 128))
 
     def has_rows(self, tile: int, consumer: int) -> bool:
-        return self.tiles[tile][0] > consumer * CONSUMER_ROWS
+        return tile != self.WRONG and self.tiles[tile][0] > consumer * CONSUMER_ROWS
+
+    def guess_has_rows(self, consumer: int) -> bool:
+        return self.guessed_rows > consumer * CONSUMER_ROWS
 
     # -- group 2
     def finder(self) -> Step:
         place, ring = Place(2), self.tile_ring
-        for tile in (*range(len(self.tiles)), None):
+        for tile in (*[self.WRONG] * self.is_wrong, *range(len(self.tiles)), None):
             yield from ring.empty[place.slot].wait(place.phase ^ 1)
             ring.holds[place.slot] = tile
             ring.full[place.slot].arrive()
@@ -340,6 +352,13 @@ class Cta:
 
     def q_loader(self) -> Step:
         at, places = Place(2), [Place(ring.slots) for ring in self.q]
+        for consumer in range(self.consumers):
+            if self.guess_has_rows(consumer):
+                yield from self.q[consumer].load(places[consumer], self.guessed_tile, self.pending)
+                places[consumer] = places[consumer].next()
+        if self.guessed_rows:
+            yield from self.read_tile(at)
+            at = at.next()
         while (tile := (yield from self.read_tile(at))) is not None:
             at = at.next()
             for consumer in range(self.consumers):
@@ -349,11 +368,16 @@ class Cta:
 
     def key_loader(self, ring: Ring) -> Step:
         at, place = Place(2), Place(ring.slots)
+        for block in self.early:
+            yield from ring.load(place, (self.guessed_tile, block), self.pending)
+            place = place.next()
+        first = len(self.early)
         while (tile := (yield from self.read_tile(at))) is not None:
             at = at.next()
-            for block in self.blocks(tile):
+            for block in self.blocks(tile)[first:]:
                 yield from ring.load(place, (tile, block), self.pending)
                 place = place.next()
+            first = 0
 
     def copy_engine(self) -> Iterator[None]:
         while True:
@@ -414,6 +438,10 @@ class Cta:
         tile = yield from next_tile()
         while tile is not None:
             if not self.has_rows(tile, me):
+                if tile == self.WRONG and self.guess_has_rows(me):
+                    yield from q.full[at_q.slot].wait(at_q.phase)
+                    reads(q, at_q, tile)
+                    at_q = release(q, at_q)
                 for block in self.blocks(tile):
                     yield from self.k.full[at_k.slot].wait(at_k.phase)
                     yield from self.turns[me].wait()
@@ -480,8 +508,9 @@ class Cta:
 @pytest.mark.parametrize(("q_slots", "stages"), [(1, 2), (2, 2), (2, 4)])
 @pytest.mark.parametrize("consumers", [2, 3])
 @pytest.mark.parametrize(("tickets", "parts"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("guesses", [False, True])
 def test_threads_of_a_cta_end_and_read_what_they_mean_to(
-    q_slots: int, stages: int, consumers: int, tickets: bool, parts: bool
+    q_slots: int, stages: int, consumers: int, tickets: bool, parts: bool, guesses: bool
 ) -> None:
     for seed in range(100):
         random = Random(seed)
@@ -492,7 +521,11 @@ def test_threads_of_a_cta_end_and_read_what_they_mean_to(
             )
             for _ in range(random.randrange(9))
         ]
-        cta = Cta(tiles, q_slots, stages, consumers, tickets, parts, random)
+        guess = None
+        if guesses:
+            guess = random.choice([1, 64, 65, 64 * consumers]), random.choice([1, 129, 700])
+            tiles[:1] = random.choice([tiles[:1], [guess]])
+        cta = Cta(tiles, q_slots, stages, consumers, tickets, parts, guess, random)
         cta.run()
         assert cta.results == {
             (tile, consumer): 1

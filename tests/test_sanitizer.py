@@ -19,8 +19,11 @@ def run(tool: str, work: str) -> subprocess.CompletedProcess[str]:
     sanitizer = shutil.which("compute-sanitizer")
     assert sanitizer, "compute-sanitizer is part of the CUDA toolkit and must be on PATH"
     workload = pathlib.Path(__file__).with_name("sanitizer_workload.py")
+    # The norms' rings have more barriers, one to three a warp and stage, than synccheck keeps track
+    # of by default; beyond that it stops the kernel.
+    barriers = ["--num-cuda-barriers", "65536"] if tool == "synccheck" else []
     return subprocess.run(
-        [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "1000",
+        [sanitizer, "--tool", tool, *barriers, "--error-exitcode", "9", "--print-limit", "1000",
          sys.executable, str(workload), work],
         capture_output=True,
         text=True,

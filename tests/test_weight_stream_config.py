@@ -30,12 +30,13 @@ def test_every_product_of_few_tokens(op: str, M: int, N: int, K: int, device: ob
     assert config.weights == weights
     assert config.tokens == (16 if M <= 16 else 64)
     assert config.tiles == -(-8 * N // config.features)
-    assert 4 <= config.features <= 64 and config.features % 4 == 0
-    # Fewer only so that SMs that would have one CTA beside others with two have two as well.
-    if config.features < 64:
-        assert device.sm_count < -(-8 * N // 64) * config.split < 2 * device.sm_count
-        assert config.ctas <= 2 * device.sm_count
-    assert config.k_steps == -(-K // 64)
+    most = 128 // weights
+    assert 16 <= config.features <= most and config.features % 4 == 0
+    # Fewer than the kernel takes only where all CTAs, or all of each wave, find room at once.
+    if config.features < most:
+        waves = -(-(-(-8 * N // most) * config.split) // (2 * device.sm_count))
+        assert config.ctas <= (waves + 1) * 2 * device.sm_count
+    assert config.k_steps == -(-K // (128 if M <= 16 else 64))
     # Each CTA of a cluster has a step of K, and a cluster fits the device.
     assert config.split in (1, 2, 4, 8)
     assert config.split <= min(config.k_steps, device.sm_count)
@@ -45,7 +46,7 @@ def test_every_product_of_few_tokens(op: str, M: int, N: int, K: int, device: ob
 
 def test_more_tokens_go_to_the_gemm_unless_it_leaves_sms_idle() -> None:
     config = config_of("linear_act", 512, 1024, 4096, H200)
-    assert (config.tokens, config.tiles, config.token_tiles, config.ctas) == (64, 16, 8, 128)
+    assert (config.tokens, config.tiles, config.token_tiles, config.ctas) == (64, 8, 8, 128)
     assert isinstance(config_of("linear_act", 2048, 4096, 4096, H200), _host.GemmConfig)
     assert isinstance(config_of("linear_act", 8192, 64, 64, H200), _host.GemmConfig)
 
@@ -53,10 +54,10 @@ def test_more_tokens_go_to_the_gemm_unless_it_leaves_sms_idle() -> None:
 @pytest.mark.parametrize(
     ("op", "problem", "split"),
     [
-        ("gated_linear", (64, 11008, 4096), 1),  # 251 CTAs of 44 features, all there at once
+        ("gated_linear", (64, 11008, 4096), 1),
         ("gated_linear", (1, 11008, 4096), 1),
-        ("linear_act", (64, 4096, 11008), 2),  # 64 tiles for 132 SMs
-        ("linear_act", (1, 4096, 11008), 2),
+        ("linear_act", (64, 4096, 11008), 4),  # 57 tiles: 62 clusters of four find room
+        ("linear_act", (1, 4096, 11008), 4),
         ("linear_act", (1, 64, 16384), 8),  # one tile: as many CTAs as may be
         ("linear_act", (64, 128256, 4096), 1),
         ("linear_act", (16, 512, 64), 1),
@@ -86,7 +87,7 @@ def test_declines_with_a_reason() -> None:
 def test_prints_as_json() -> None:
     config = config_of("gated_linear", 7, 11008, 4096, H200)
     shown = json.loads(repr(config))
-    assert shown["kernel"] == "weight_stream_sm90_64x16x64"
+    assert shown["kernel"] == "weight_stream_sm90_128x16x128"
     assert (shown["weights"], shown["split_k"], shown["grid"]) == (2, 1, 251)
     assert shown["features"] == 44
-    assert (shown["k_steps"], shown["weights_stay_in_l2"]) == (64, False)
+    assert (shown["k_steps"], shown["weights_stay_in_l2"]) == (32, False)

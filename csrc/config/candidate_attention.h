@@ -111,7 +111,7 @@ struct AttentionConfig {
   int rows_together;   // of a consumer's 64 query rows, how many lie side by side for sure
   bool tickets;        // a CTA that is free takes the next tile, of 32 users those of the longest
                        // histories first; else every ctas-th from its own on
-  int expected_tiles;  // of a user and head, whose first reads can be guessed; 0: they can't
+  int expected_tiles;  // of a user and head, where a CTA's first tile can be guessed; 0: it can't
   int shared_blocks;   // of a tile, where those that don't fill a round are shared out; or 0
   int most_tiles;      // where keys are cut, tiles that there can be; else 0
 };
@@ -175,8 +175,8 @@ constexpr AttentionKernelIndex attention_kernel_for_heads(const AttentionProblem
 
 // Into how many parts each tile's keys are cut: by what the parts take, in eighths of a step with a
 // block of keys, which is about a microsecond. Adding them up costs three, and more with more of
-// them. On half of the SMs a kernel leaves the other half to what follows it, which then is there,
-// with its first keys in L2, when this one ends.
+// them. On half of the SMs a kernel leaves the other half to what follows it, which then is there
+// when this one ends.
 constexpr int attention_parts(int64_t tiles, int64_t blocks, int sm_count) {
   int best = 1;
   int64_t least = std::numeric_limits<int64_t>::max();
@@ -215,8 +215,9 @@ constexpr AttentionConfig attention_config(const AttentionProblem& problem,
   }
   // Clearing the counter is a launch of its own: not for a round or two of tiles.
   config.tickets = problem.lengths_differ && config.parts == 1 && tiles.even > 2 * config.ctas;
-  // A guess only pays where it is mostly right.
-  const bool guesses = !problem.lengths_differ && !problem.ordered && problem.U > 0;
+  // A guess only pays where it is mostly right: that each user has as many candidates.
+  const bool guesses =
+      !problem.lengths_differ && !problem.ordered && problem.U > 0 && problem.B % problem.U == 0;
   if (guesses) config.expected_tiles = static_cast<int>(tiles.of_user);
   if (config.kernel != k128) return config;
   if (config.tickets) config.kernel = k128Jagged;

@@ -112,20 +112,19 @@ constexpr const char* decline_reason(const LinearProblem& problem, int weights,
 template <size_t kCount>
 constexpr ProductConfig product_config(const LinearProblem& problem, int weights,
                                        const GemmProblem& product, const int (&kernels)[kCount],
-                                       double epilogue_clocks, const DeviceLimits& device,
-                                       bool follows = false) {
+                                       double epilogue_clocks, const DeviceLimits& device) {
   ProductConfig config{};
   config.kernel = kernel_of(problem, weights);
   if (config.kernel == ProductKernel::kWeightStream) {
-    config.stream = weight_stream_config(stream_problem(problem, weights), device, follows);
+    config.stream = weight_stream_config(stream_problem(problem, weights), device);
   } else if (config.kernel == ProductKernel::kGemm) {
     const int kernel = gemm_model::best_of(kernels, product, device, epilogue_clocks).kernel;
     config.gemm = gemm_config_of(kernel, product, device, epilogue_clocks);
     const WeightStreamProblem streamed = stream_problem(problem, weights);
     if (problem.M <= kMaxStreamedTokens &&
         weight_stream_decline_reason(streamed, device) == nullptr) {
-      config.stream = weight_stream_config(streamed, device);
       // It isn't persistent: more CTAs than SMs would leave a limit on SMs behind.
+      config.stream = weight_stream_config(streamed, device, 1);
       const bool is_quicker =
           config.stream.clocks < config.gemm.clocks + weight_stream_model::kStartClocks;
       if (is_quicker && config.stream.ctas() <= device.sm_count) {
@@ -152,9 +151,9 @@ constexpr const char* gated_linear_decline_reason(const LinearProblem& problem,
 
 // For problems with an output (M and N at least 1) and no decline reason.
 constexpr ProductConfig linear_product_config(const LinearProblem& problem,
-                                              const DeviceLimits& device, bool follows = false) {
+                                              const DeviceLimits& device) {
   return gated_model::product_config(problem, 1, gated_model::linear_product(problem), kJoinKernels,
-                                     gemm_model::kPlainEpilogueClocks, device, follows);
+                                     gemm_model::kPlainEpilogueClocks, device);
 }
 constexpr ProductConfig gated_product_config(const LinearProblem& problem,
                                              const DeviceLimits& device) {
@@ -174,7 +173,7 @@ constexpr GatedLinearConfig gated_linear_config(const LinearProblem& problem,
 constexpr GatedMlpConfig gated_mlp_config(const LinearProblem& problem, int64_t out_features,
                                           const DeviceLimits& device) {
   return {gated_product_config(problem, device),
-          linear_product_config({problem.M, out_features, problem.N}, device, true), 0};
+          linear_product_config({problem.M, out_features, problem.N}, device), 0};
 }
 constexpr const char* gated_mlp_decline_reason(const LinearProblem& problem, int64_t out_features,
                                                const DeviceLimits& device) {

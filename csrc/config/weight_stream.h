@@ -17,11 +17,12 @@ struct WeightStreamProblem {
   int weights;  // 1, or 2 of N features each
 };
 
-// A CTA multiplies up to 64 features of each weight, wgmma's rows, with all tokens, its columns.
-// With `split` > 1 a cluster of CTAs shares K, and each finishes its part of the features.
+// A CTA multiplies up to 128 features of one weight, or 64 of each of two, wgmma's rows, with all
+// tokens, its columns. With `split` > 1 a cluster of CTAs shares K, and each finishes its part of
+// the features.
 struct WeightStreamKernel {
-  static constexpr int kRows = 64;
-  static constexpr int kTileK = 64;  // 128 bytes: the swizzle span
+  static constexpr int kRows = 128;
+  static constexpr int kBoxK = 64;  // 128 bytes: the swizzle span
   static constexpr int kElementBytes = 2;
   static constexpr int kMaxTokens = 64;                   // of a tile
   static constexpr int kMaxSplit = 8;                     // CTAs of a portable cluster
@@ -33,25 +34,31 @@ struct WeightStreamKernel {
   static constexpr int kSharedBytes = (228 / kCtasPerSm - 1) * 1024;
   static constexpr int kAlignmentBytes = 1024;  // 128-byte swizzle repeats every 1024
   static constexpr int kBarrierBytes = 1024;    // and the biases
-  static constexpr int kPitch = kRows + 4;      // floats from token to token of the sums: no bank
-                                                // is hit twice, neither across nor along
 
   int tokens;
   int weights;
 
-  constexpr int stage_bytes() const { return (kRows * weights + tokens) * kTileK * kElementBytes; }
+  constexpr int features() const { return kRows / weights; }  // at most
+  // Boxes side by side in a stage. Two have the warp group wait and release half as often (gate and
+  // up of 16 tokens, 4096 -> 11008: 46.3 to 44.4 us). Beside 64 tokens they leave room for two
+  // stages only, and one box, for four, is quicker (47.2 us against 54.2).
+  constexpr int boxes() const { return tokens == 16 ? 2 : 1; }
+  constexpr int tile_k() const { return boxes() * kBoxK; }
+  // Floats from token to token of the sums: no bank is hit twice, neither across nor along.
+  constexpr int pitch() const { return features() + 4; }
+  constexpr int stage_bytes() const { return (kRows + tokens) * tile_k() * kElementBytes; }
   constexpr int stages() const {
     return (kSharedBytes - kAlignmentBytes - kBarrierBytes) / stage_bytes();
   }
   // Of the sums, which take the ring's place once it has been read.
-  constexpr int sums_bytes() const { return weights * tokens * kPitch * 4; }
+  constexpr int sums_bytes() const { return weights * tokens * pitch() * 4; }
 };
 
 // A tile for 16 tokens leaves room for more stages; for the tensor cores 8 would be no quicker.
 inline constexpr int kWeightStreamTokens[] = {16, 64};
 
 constexpr bool weight_stream_kernel_is_possible(const WeightStreamKernel& kernel) {
-  return kernel.stages() >= 4 && kernel.sums_bytes() <= kernel.stages() * kernel.stage_bytes();
+  return kernel.stages() >= 2 && kernel.sums_bytes() <= kernel.stages() * kernel.stage_bytes();
 }
 static_assert(weight_stream_kernel_is_possible({16, 1}) &&
               weight_stream_kernel_is_possible({64, 1}));
@@ -61,7 +68,7 @@ static_assert(weight_stream_kernel_is_possible({16, 2}) &&
 struct WeightStreamConfig {
   int tokens;  // of a tile
   int weights;
-  int features;         // of a tile: at most 64, a multiple of 4
+  int features;         // of a tile: a multiple of 4
   int split;            // CTAs of a cluster, along K: the order of the sums depends on it
   int32_t tiles;        // of so many features
   int32_t token_tiles;  // more than one: of 64 tokens
@@ -79,8 +86,11 @@ inline constexpr double kL2BytesPerClock = 60;      // into each SM while all of
 inline constexpr double kIngestBytesPerClock = 60;  // into one SM at most, from L2
 inline constexpr double kDramIngestCost = 1.5;      // of what comes from DRAM, times as much
 inline constexpr double kLatencyClocks = 1500;      // of a load under load
+inline constexpr double kBoxClocks = 475;           // of a warp group: waits, products, release
 inline constexpr double kStartClocks = 1500;        // barriers, maps, the first bytes
-inline constexpr double kMeetClocks = 1500;         // a cluster's sums: two meetings, remote loads
+// A cluster's sums: two meetings, remote loads, and a start that waits for all its places at once
+// (512 -> 256 of 500 rows behind another kernel: 4 us more by clusters of eight than by one CTA).
+inline constexpr double kMeetClocks = 3000;
 inline constexpr double kRemoteBytesPerClock = 32;  // into one SM, of a cluster's other CTAs
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -93,29 +103,36 @@ constexpr int64_t token_rows(const WeightStreamProblem& p) {
   return std::min<int64_t>(ceil_div(p.M, 8) * 8, WeightStreamKernel::kMaxTokens);
 }
 
-// Features of a tile. Where 64 would leave some SMs with two CTAs and others with one, fewer, so
-// that nearly all have two: those with two took in x and weights no faster than they can (gate and
-// up of 64 tokens, 4096 -> 11008: 172 CTAs of 64 features, 56 us, the weights' way 42).
-constexpr int features_of_tile(const WeightStreamProblem& p, int split,
+// Clusters that find room at once. Those of more than two CTAs leave SMs over, as they lie within a
+// part of the device whose SMs they don't divide: of 66 clusters of four 62 run at once on an H200,
+// of 33 of eight 30. The few left over would run when the others have ended, as long again.
+constexpr int64_t room(int split, int ctas_per_sm, const DeviceLimits& device) {
+  const int64_t clusters = int64_t{ctas_per_sm} * device.sm_count / split;
+  return std::max<int64_t>(split <= 2 ? clusters : clusters * 9 / 10, 1);
+}
+
+// Features of a tile: as few as let all tiles of a wave find room, so that every place on the
+// device, where an SM has one or two, has a CTA.
+constexpr int features_of_tile(const WeightStreamProblem& p, int split, int ctas_per_sm,
                                const DeviceLimits& device) {
-  using K = WeightStreamKernel;
-  constexpr int kStored = 4;  // at once
-  const int64_t places = int64_t{K::kCtasPerSm} * device.sm_count;
-  const int64_t ctas = ceil_div(p.N, K::kRows) * token_tiles(p) * split;
-  if (ctas <= device.sm_count || ctas >= places) return K::kRows;
-  const int64_t tiles = places / (token_tiles(p) * split);
-  return static_cast<int>(ceil_div(ceil_div(p.N, tiles), kStored) * kStored);
+  constexpr int kStored = 4;   // at once
+  constexpr int kFewest = 16;  // below, x would be most of what a CTA loads
+  const int most = WeightStreamKernel{0, p.weights}.features();
+  const int64_t at_once = std::max<int64_t>(room(split, ctas_per_sm, device) / token_tiles(p), 1);
+  const int64_t waves = ceil_div(ceil_div(p.N, most), at_once);
+  const int64_t features = ceil_div(ceil_div(p.N, waves * at_once), kStored) * kStored;
+  return static_cast<int>(std::clamp<int64_t>(features, kFewest, most));
 }
 
 constexpr double clocks(const WeightStreamProblem& p, const WeightStreamKernel& kernel,
                         int features, int split, const DeviceLimits& device) {
   using K = WeightStreamKernel;
   const int64_t ctas = ceil_div(p.N, features) * token_tiles(p) * split;
-  const int64_t resident = std::min<int64_t>(ctas, int64_t{K::kCtasPerSm} * device.sm_count);
+  const int64_t resident = std::min<int64_t>(ctas, room(split, K::kCtasPerSm, device) * split);
   const auto each_sm = static_cast<double>(ceil_div(resident, device.sm_count));
-  const double weight_bytes = features * p.weights * K::kTileK * K::kElementBytes;
+  const double weight_bytes = features * p.weights * kernel.tile_k() * K::kElementBytes;
   const double bytes =
-      weight_bytes + static_cast<double>(token_rows(p)) * K::kTileK * K::kElementBytes;
+      weight_bytes + static_cast<double>(token_rows(p)) * kernel.tile_k() * K::kElementBytes;
   // The tiles of the same weights' rows run together: DRAM sends those once.
   const double of_dram = weight_bytes / static_cast<double>(token_tiles(p));
   const auto running = static_cast<double>(resident);
@@ -124,10 +141,11 @@ constexpr double clocks(const WeightStreamProblem& p, const WeightStreamKernel& 
       bytes * running / (kL2BytesPerClock * device.sm_count),
       of_dram * running / kDramBytesPerClock,
       kLatencyClocks / kernel.stages(),
-      2.0 * each_sm * p.weights * kernel.tokens,  // products: 32 clocks a token and weight, 64 deep
+      2.0 * each_sm * kernel.tokens * kernel.boxes(),  // products: 128 rows, 64 deep
+      kBoxClocks * kernel.boxes(),
   });
   const auto waves = static_cast<double>(ceil_div(ctas, resident));
-  const auto steps = static_cast<double>(ceil_div(ceil_div(p.K, K::kTileK), split));
+  const auto steps = static_cast<double>(ceil_div(ceil_div(p.K, kernel.tile_k()), split));
   const auto tile_tokens = static_cast<double>(std::min<int64_t>(p.M, K::kMaxTokens));
   const double meeting =
       split == 1 ? 0 : kMeetClocks + tile_tokens * features * p.weights * 4 / kRemoteBytesPerClock;
@@ -155,8 +173,9 @@ constexpr const char* weight_stream_decline_reason(const WeightStreamProblem& pr
   return nullptr;
 }
 
-// The config of one split, which is at most the steps of K.
-constexpr WeightStreamConfig weight_stream_config_of(int split, const WeightStreamProblem& problem,
+// The config of one split, which is at most the steps of K, with tiles for one or two CTAs an SM.
+constexpr WeightStreamConfig weight_stream_config_of(int split, int ctas_per_sm,
+                                                     const WeightStreamProblem& problem,
                                                      const DeviceLimits& device) {
   const int tokens = *std::find_if(
       std::begin(kWeightStreamTokens), std::end(kWeightStreamTokens),
@@ -164,43 +183,41 @@ constexpr WeightStreamConfig weight_stream_config_of(int split, const WeightStre
   WeightStreamConfig config{};
   config.tokens = tokens;
   config.weights = problem.weights;
-  config.features = weight_stream_model::features_of_tile(problem, split, device);
+  config.features = weight_stream_model::features_of_tile(problem, split, ctas_per_sm, device);
   config.split = split;
   config.tiles = static_cast<int32_t>(weight_stream_model::ceil_div(problem.N, config.features));
   config.token_tiles = static_cast<int32_t>(weight_stream_model::token_tiles(problem));
-  config.k_steps =
-      static_cast<int32_t>(weight_stream_model::ceil_div(problem.K, WeightStreamKernel::kTileK));
+  const WeightStreamKernel kernel{tokens, problem.weights};
+  config.k_steps = static_cast<int32_t>(weight_stream_model::ceil_div(problem.K, kernel.tile_k()));
   config.weights_stay =
       problem.N * problem.K * problem.weights * WeightStreamKernel::kElementBytes <=
       device.l2_bytes / 2;
-  config.clocks = weight_stream_model::clocks(problem, {tokens, problem.weights}, config.features,
-                                              split, device);
+  config.clocks = weight_stream_model::clocks(problem, kernel, config.features, split, device);
   return config;
 }
 
 // The config with the least estimated clocks, for a problem with an output, K at least 1 and no
-// decline reason. One that `follows` a kernel reads weights ahead with every CTA that finds room
-// while that one ends: of two about as quick it takes the one with more CTAs, if all find room (64
-// tokens, 4096 x 11008: 84 us for gated_mlp with a split of 4, 95 with one of 2).
-constexpr WeightStreamConfig weight_stream_config(const WeightStreamProblem& problem,
-                                                  const DeviceLimits& device,
-                                                  bool follows = false) {
-  constexpr double kAboutAsQuick = 1.1;
-  const int64_t room = int64_t{WeightStreamKernel::kCtasPerSm} * device.sm_count;
-  WeightStreamConfig best = weight_stream_config_of(1, problem, device);
-  for (int split = 2;
-       split <= std::min<int64_t>({WeightStreamKernel::kMaxSplit, best.k_steps, device.sm_count});
-       split *= 2) {
-    const WeightStreamConfig config = weight_stream_config_of(split, problem, device);
-    const double leeway = follows && config.ctas() <= room ? kAboutAsQuick : 1;
-    if (config.clocks < leeway * best.clocks) best = config;
+// decline reason.
+constexpr WeightStreamConfig weight_stream_config(
+    const WeightStreamProblem& problem, const DeviceLimits& device,
+    int most_ctas_per_sm = WeightStreamKernel::kCtasPerSm) {
+  WeightStreamConfig best = weight_stream_config_of(1, 1, problem, device);
+  const int64_t most_split =
+      std::min<int64_t>({WeightStreamKernel::kMaxSplit, best.k_steps, device.sm_count});
+  for (int split = 1; split <= most_split; split *= 2) {
+    for (int ctas_per_sm = 1; ctas_per_sm <= most_ctas_per_sm; ++ctas_per_sm) {
+      const WeightStreamConfig config =
+          weight_stream_config_of(split, ctas_per_sm, problem, device);
+      if (config.clocks < best.clocks) best = config;
+    }
   }
   return best;
 }
 
 // For explain: the config as JSON.
 inline std::string to_json(const WeightStreamConfig& config) {
-  return "{\"kernel\": \"weight_stream_sm90_64x" + std::to_string(config.tokens) + "x64\", " +
+  return "{\"kernel\": \"weight_stream_sm90_128x" + std::to_string(config.tokens) + "x" +
+         std::to_string(WeightStreamKernel{config.tokens, config.weights}.tile_k()) + "\", " +
          "\"weights\": " + std::to_string(config.weights) +
          ", \"features\": " + std::to_string(config.features) +
          ", \"split_k\": " + std::to_string(config.split) +

@@ -30,18 +30,6 @@ __device__ inline void prefetch_box(const CUtensorMap& map, int32_t x, int32_t y
                "r"(x), "r"(y)
                : "memory");
 }
-__device__ inline void prefetch_box(const CUtensorMap& map, int32_t x, int32_t y, int32_t z) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
-               "r"(x), "r"(y), "r"(z)
-               : "memory");
-}
-__device__ inline void prefetch_box(const CUtensorMap& map, L2Hint hint, int32_t x, int32_t y,
-                                    int32_t z, int32_t w) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile.L2::cache_hint"
-               " [%0, {%1, %2, %3, %4}], %5;" ::"l"(&map),
-               "r"(x), "r"(y), "r"(z), "r"(w), "l"(static_cast<uint64_t>(hint))
-               : "memory");
-}
 // The same of 32 bytes and what lies around them.
 __device__ inline void prefetch_global(const void* place) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(place) : "memory");

@@ -56,7 +56,7 @@ void launch_kernel(const AttentionOperands& o, const AttentionConfig& config, cu
   if (config.tickets) params.ticket = o.words;
   if (config.expected_tiles > 0) {
     params.guess = {true, FastDivisor(config.expected_tiles),
-                    FastDivisor(static_cast<int32_t>(o.H)), static_cast<int32_t>(o.B * o.S / o.U)};
+                    FastDivisor(static_cast<int32_t>(o.H)), static_cast<int32_t>(o.B / o.U)};
   }
   if (config.shared_blocks > 0) {
     params.shared_blocks = {FastDivisor(config.ctas), FastDivisor(config.shared_blocks)};

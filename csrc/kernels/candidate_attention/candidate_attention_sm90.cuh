@@ -18,7 +18,6 @@
 
 #include "hopper/dependent_launch.cuh"
 #include "hopper/wgmma.cuh"
-#include "kernels/candidate_attention/ask_early.cuh"
 #include "kernels/candidate_attention/loads.cuh"
 #include "kernels/candidate_attention/results.cuh"
 #include "kernels/candidate_attention/shared_keys.cuh"
@@ -143,6 +142,11 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
   };
   while (!tile.is_last()) {
     if (!has_rows(tile)) {
+      if (tile.loaded_in_vain(consumer * kConsumerRows)) {
+        ring_q.wait_full(at_q);
+        ring_q.release(at_q.slot, thread);
+        at_q.advance();
+      }
       for (int32_t key = 0; key < tile.kv_len; key += S::kTileN) {
         shared.ring_k.wait_full(at_k);
         hopper::barrier_wait(my_turn, kBoth);
@@ -176,12 +180,10 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
     bool adds = false;      // to outputs of blocks before
     bool is_there = false;  // the next block of keys
     typename S::Tile next = tile;
-    int32_t tiles = 0;  // read, this one the last
     float lse[2];
     for (;;) {
       const bool finishes = keys_left <= 0;
       if (finishes) {
-        tiles = at.count();
         next = next_tile();
         // Parts don't go on across tiles either: their results leave below.
         if (next.is_last() || !has_rows(next) || params.is_split()) break;
@@ -233,9 +235,8 @@ __device__ void consume(Shared<S>& shared, const Params& params, int consumer) {
       if (tile.adds > 0) add_kept_results<S>(params, outputs, lse, consumer, tile.adds);
     }
     if (params.is_split()) {
-      const int32_t part = blockIdx.x + (tiles - 1) * gridDim.x;
-      if (part < params.most_parts) {  // always, of offsets that belong to the candidates
-        keep_results<S>(kept_results<S>(params, part), outputs, lse, consumer);
+      if (tile.part < params.most_parts) {  // always, of offsets that belong to the candidates
+        keep_results<S>(kept_results<S>(params, tile.part), outputs, lse, consumer);
       }
     } else {
       leave(outputs, lse);
@@ -270,31 +271,40 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
-  if (group == S::kConsumers) {
-    init_barriers(shared, warp);
-    if (hopper::elect_one()) ask_early<S>(params, warp);
-  }
-  // Everything after may read or write what kernels before this one use. The next may start where
-  // SMs are free.
-  hopper::wait_for_previous_kernel();
-  hopper::allow_next_kernel();
-  __syncthreads();
+  // In either branch, everything after the wait may read or write what kernels before this one use.
   if (group < S::kConsumers) {
+    hopper::wait_for_previous_kernel();
+    hopper::barrier_wait(NamedBarrier::kSetUp, S::kConfig.threads());
     hopper::take_registers<S::kConfig.consumer_registers()>();
     return consume<S>(shared, params, group);
   }
+  init_barriers(shared, warp);
+  const QueryTile guess = guess_first_tile<S>(params);
+  if (hopper::elect_one()) ask_early(params, guess, warp);
+  __syncwarp();
+  hopper::wait_for_previous_kernel();
+  // Each by the warp that has set up the ring. Values, which are needed last, are asked for last.
+  if (warp == 1 && hopper::elect_one()) load_q_early(shared, params, guess);
+  if (warp == 2 && hopper::elect_one()) {
+    load_blocks_early<S, S::kHeadQk>(shared.k, shared.ring_k, params.k, params, guess);
+  }
+  hopper::barrier_wait(NamedBarrier::kSetUp, S::kConfig.threads());
+  if (warp == 3 && hopper::elect_one()) {
+    load_blocks_early<S, S::kHeadV>(shared.v, shared.ring_v, params.v, params, guess);
+  }
+  const int32_t early_keys = guess.early_keys(S::kStages, S::kTileN);
   hopper::give_registers<S::kConfig.other_registers()>();
   if (warp == 0) {
     if constexpr (S::kSharesKeys) {
       if (params.kept != nullptr) return find_shared_tiles(shared, params);
     }
-    find_tiles(shared, params);
+    find_tiles(shared, params, guess);
   } else if (warp == 1) {
-    load_q(shared, params);
+    load_q(shared, params, guess.rows);
   } else if (warp == 2) {
-    if (hopper::elect_one()) load_k(shared, params);
+    if (hopper::elect_one()) load_k(shared, params, early_keys);
   } else {
-    if (hopper::elect_one()) load_v(shared, params);
+    if (hopper::elect_one()) load_v(shared, params, early_keys);
   }
 }
 

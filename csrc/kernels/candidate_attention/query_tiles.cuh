@@ -14,10 +14,22 @@ namespace ikbo::attention {
 struct QueryTile {
   int32_t head;                      // -1: there is no more tile
   int32_t first_row;                 // of B * S, grouped by user
-  int32_t rows;                      // at most kTileM
+  int32_t rows;                      // at most kTileM; of a wrong guess, less than 0
   int32_t kv_batch, kv_row, kv_len;  // keys kv_row ... of the batch item; kv_len < 0: not in range
+  int32_t part;                      // where keys are cut: of all tiles' parts
 
   __device__ bool is_last() const { return head < 0; }
+  // Those that are loaded before the tile is known to be the CTA's: `blocks` and no more.
+  __device__ int32_t early_keys(int32_t blocks, int32_t tile_n) const {
+    return is_last() ? 0 : min(kv_len, blocks * tile_n);
+  }
+  // What was loaded early is all there is of it, for no rows.
+  __device__ void give_up(int32_t blocks, int32_t tile_n) {
+    kv_len = early_keys(blocks, tile_n);
+    rows = -rows;
+  }
+  // Of a wrong guess, whether q of rows from `row` on was loaded.
+  __device__ bool loaded_in_vain(int32_t row) const { return -rows > row; }
   __device__ int32_t key_tiles(int32_t tile_n) const {
     return kv_len <= 0 ? 0 : (kv_len + tile_n - 1) / tile_n;
   }
@@ -37,6 +49,14 @@ struct QueryTile {
     kv_row += first;
     kv_len = min(kv_len, end) - first;
   }
+};
+
+// Candidates spread evenly over users: then a CTA's first tile is known without any memory.
+struct Guess {
+  bool is_likely;
+  FastDivisor tiles;  // of a user and head
+  FastDivisor heads;
+  int32_t candidates;  // of a user
 };
 
 // What gives users their runs and their keys.
@@ -62,7 +82,43 @@ struct UserRuns {
     return in_batch < 0 || in_batch >= B ? all_rows()
                                          : in_batch * S.divisor() + S.remainder(row, candidate);
   }
+  // Whether the first `users` have so many candidates each. A whole warp; one trip to memory for
+  // 127 of them.
+  __device__ bool are_even(int32_t users, int32_t candidates) const {
+    constexpr int kAtOnce = 4;
+    bool even = true;
+#pragma unroll 1
+    for (int32_t first = 0; first <= users; first += kAtOnce * 32) {
+      int32_t user[kAtOnce], offset[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        user[i] = min(first + i * 32 + static_cast<int32_t>(threadIdx.x % 32), users);
+        offset[i] = user_offsets[user[i]];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) even &= offset[i] == user[i] * candidates;
+    }
+    return __all_sync(0xffffffffu, even);
+  }
 };
+
+// Tile `index` as TileFinder finds it, if the guess holds up to its user, who is its kv_batch.
+template <int kTileM>
+__device__ inline QueryTile guessed_tile(const UserRuns& runs, const Guess& guess, int32_t index) {
+  QueryTile tile{};
+  tile.head = -1;
+  if (!guess.is_likely) return tile;
+  const int32_t of_head = guess.tiles.divide(index), user = guess.heads.divide(of_head);
+  if (user >= runs.U) return tile;
+  const int32_t rows = guess.candidates * runs.S.divisor();
+  const int32_t row = guess.tiles.remainder(index, of_head) * kTileM;
+  tile.head = guess.heads.remainder(of_head, user);
+  tile.first_row = user * rows + row;
+  tile.rows = min(kTileM, rows - row);
+  tile.kv_batch = user;
+  tile.kv_len = runs.L;
+  return tile;
+}
 
 // A warp's view of the tiles of all runs, in the order of users and each user's heads. Neighbouring
 // tiles have the same keys, so CTAs that take neighbours share them in L2. Where asked for, of each
@@ -178,11 +234,9 @@ class TileFinder {
 // Hands tiles from the warp that finds them to those that work on them.
 template <int kSlots, int kReaders, class Tile>
 struct TileRing {
-  // Also counts: a CTA whose tiles are parts needs to know which one it has.
   class Position {
    public:
     __device__ void advance() { ++count_; }
-    __device__ int32_t count() const { return count_; }
     __device__ int slot() const { return count_ % kSlots; }
     __device__ uint32_t phase() const { return static_cast<uint32_t>(count_) / kSlots % 2; }
 

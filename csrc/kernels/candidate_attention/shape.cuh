@@ -23,9 +23,10 @@ inline constexpr int kGroupThreads = hopper::kWarpGroupThreads;
 inline constexpr int kFewRows = 8;
 inline constexpr int kBlock = 64;  // elements of a head that stand side by side in shared memory
 
-// Named barriers (0 is __syncthreads).
+// Named barriers (0 is __syncthreads, which all would have to meet at the same place).
 enum class NamedBarrier {
-  kTurn = 1,  // one a consumer: its turn at the tensor cores
+  kSetUp = 1,  // mbarriers are set up
+  kTurn,       // one a consumer: its turn at the tensor cores
 };
 
 struct SharedTile;
@@ -63,14 +64,6 @@ struct alignas(hopper::kSwizzleAtomBytes) Shared {
   typename S::Ring ring_k;
   typename S::Ring ring_v;
   typename S::Tiles tiles;
-};
-
-// Candidates spread evenly over users, for what is asked for early (ask_early.cuh).
-struct Guess {
-  bool is_likely;
-  FastDivisor tiles;  // of a user and head
-  FastDivisor heads;
-  int32_t rows;  // of a user
 };
 
 struct Params {

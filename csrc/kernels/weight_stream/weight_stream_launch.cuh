@@ -37,7 +37,7 @@ void launch_kernel(const Operands& operands, const WeightStreamProblem& problem,
       std::is_same_v<typename S::T, __half> ? ElementType::kFloat16 : ElementType::kBfloat16;
   const auto map = [&](const void* base, int64_t rows, int64_t stride, int64_t box_rows) {
     return make_tensor_map(base, kType, {problem.K, rows}, {stride * K::kElementBytes},
-                           {kTileK, box_rows}, Swizzle::k128Bytes);
+                           {kBoxK, box_rows}, Swizzle::k128Bytes);
   };
   const int64_t token_rows = weight_stream_model::token_rows(problem);
   Params params{};
@@ -56,8 +56,10 @@ void launch_kernel(const Operands& operands, const WeightStreamProblem& problem,
   params.k_steps = config.k_steps;
   params.split = config.split;
   params.split_log2 = std::countr_zero(static_cast<unsigned>(config.split));
-  params.load_bytes = static_cast<uint32_t>((config.features * S::kWeights + token_rows) * kTileK *
-                                            K::kElementBytes);
+  const int64_t quads = weight_stream_model::ceil_div(config.features / 4, config.split);
+  params.quads_log2 = std::bit_width(static_cast<unsigned>(quads - 1));
+  params.load_bytes = static_cast<uint32_t>((config.features * S::kWeights + token_rows) *
+                                            S::kTileK * K::kElementBytes);
   params.weight_hint = config.weights_stay ? hopper::L2Hint::kNormal : hopper::L2Hint::kEvictFirst;
   params.activation = operands.activation;
   params.x_is_under_way = operands.x_is_under_way;

@@ -1,15 +1,15 @@
 // out[M, N] = act(x[M, K] w[N, K]^T + b) of few tokens, and with two weights
-// act(x wg^T + bg) * (x wu^T + bu). The tile is turned around: up to 64 features of each weight are
-// wgmma's rows and the tokens its columns, so that none of a wgmma is wasted on tokens that aren't
-// there and every byte of the ring is one of a weight or of x. More tokens than 64 are several
-// tiles, for products too small for the GEMM's.
+// act(x wg^T + bg) * (x wu^T + bu). The tile is turned around: up to 128 features of one weight, or
+// 64 of each of two, are wgmma's rows and the tokens its columns, so that none of a wgmma is wasted
+// on tokens that aren't there and every byte of the ring is one of a weight or of x. More tokens
+// than 64 are several tiles, for products too small for the GEMM's.
 //
 // A CTA is five warps, and two CTAs share an SM:
 // - Warps 0 to 3, consumers. They wait for a slot to be full, run wgmma on it and release the slot
 //   before it.
 // - Warp 4, producer. One lane waits for a slot to be empty and issues the TMA loads of the next
-//   64-deep K block: 64 rows of each weight, all rows of x. Where the kernel ahead computes x, the
-//   weights of the ring's first blocks are on their way before it is waited for.
+//   block of K, 64 or 128 deep: 128 rows of weights, all rows of x. Where the kernel ahead computes
+//   x, the weights of the ring's first blocks are on their way before it is waited for.
 // With a cluster (split > 1) each CTA takes a part of K. At the end the sums, in fp32, take the
 // ring's place in shared memory, turned to [token][feature]; all CTAs of the cluster meet; each
 // adds up its share of the features over the CTAs, always in the order of K, and finishes it.
@@ -32,7 +32,7 @@
 namespace ikbo::weight_stream {
 
 inline constexpr int kRows = WeightStreamKernel::kRows;
-inline constexpr int kTileK = WeightStreamKernel::kTileK;
+inline constexpr int kBoxK = WeightStreamKernel::kBoxK;
 inline constexpr int kThreads = WeightStreamKernel::kThreads;
 
 enum class NamedBarrier { kConsumers = 1 };  // 0 is __syncthreads
@@ -41,7 +41,11 @@ template <class T_, int kTokens_, int kWeights_>
 struct Shape {
   using T = T_;
   static constexpr int kTokens = kTokens_, kWeights = kWeights_;
-  static constexpr int kStages = WeightStreamKernel{kTokens, kWeights}.stages();
+  static constexpr WeightStreamKernel kKernel{kTokens, kWeights};
+  static constexpr int kStages = kKernel.stages();
+  static constexpr int kBoxes = kKernel.boxes(), kTileK = kKernel.tile_k();
+  static constexpr int kFeatures = kKernel.features();  // of each weight
+  static constexpr int kWgmmas = kFeatures / 64;        // 64 features each
   using Ring = hopper::Pipeline<kStages, 1>;
   using Position = typename Ring::Position;
   using Product = hopper::Wgmma<T, kTokens, hopper::Major::kK, hopper::Major::kK>;
@@ -50,15 +54,16 @@ struct Shape {
 template <class S>
 struct alignas(hopper::kSwizzleAtomBytes) Shared {
   struct Slot {
-    typename S::T w[S::kWeights][kRows * kTileK];
-    typename S::T x[S::kTokens * kTileK];
+    typename S::T w[S::kWeights][S::kBoxes][S::kFeatures * kBoxK];
+    typename S::T x[S::kBoxes][S::kTokens * kBoxK];
   };
   union {
     Slot slots[S::kStages];
-    float sums[S::kWeights][S::kTokens][WeightStreamKernel::kPitch];
+    float sums[S::kWeights][S::kTokens][S::kKernel.pitch()];
   };
   typename S::Ring ring;
-  uint32_t bias[S::kWeights][kRows / 2];  // of this CTA's features, in pairs; zeros where none
+  uint32_t bias[S::kWeights]
+               [S::kFeatures / 2];  // of this CTA's features, in pairs; zeros where none
 };
 
 struct Params {
@@ -71,11 +76,12 @@ struct Params {
                         // or null
   int64_t out_stride;
   int32_t M, N;      // N a multiple of 8
-  int32_t features;  // of a tile, at most kRows: what stands in the rows behind is never read
+  int32_t features;  // of a tile, at most kFeatures: what stands in the rows behind is never read
   FastDivisor token_tiles;
   int32_t k_steps;
   int32_t split;  // CTAs of a cluster: 1, 2, 4 or 8, at most k_steps
   int32_t split_log2;
+  int32_t quads_log2;   // 2^quads_log2 times four features are at least a CTA's share of a tile
   uint32_t load_bytes;  // of a K block
   hopper::L2Hint weight_hint;
   Activation activation;
@@ -108,28 +114,21 @@ __device__ inline void load_weights(Shared<S>& shared, const Params& p, const Wo
                                     int slot) {
 #pragma unroll
   for (int i = 0; i < S::kWeights; ++i) {
-    hopper::tma_load(shared.slots[slot].w[i], p.w[i], shared.ring.full[slot], p.weight_hint,
-                     (work.first_step + step) * kTileK, work.first_feature);
+#pragma unroll
+    for (int k = 0; k < S::kBoxes; ++k) {
+      hopper::tma_load(shared.slots[slot].w[i][k], p.w[i], shared.ring.full[slot], p.weight_hint,
+                       (work.first_step + step) * S::kTileK + k * kBoxK, work.first_feature);
+    }
   }
 }
 template <class S>
 __device__ inline void load_x(Shared<S>& shared, const Params& p, const Work& work, int step,
                               int slot) {
-  hopper::tma_load(shared.slots[slot].x, p.x, shared.ring.full[slot], hopper::L2Hint::kNormal,
-                   (work.first_step + step) * kTileK, work.first_token);
-}
-
-// One thread: what the ring's first blocks will hold, into L2, while the kernel ahead still runs.
-template <class S>
-__device__ void ask_early(const Params& p, const Work& work) {
-  for (int i = 0; i < S::kWeights; ++i) {
-    hopper::prefetch_tensor_map(p.w[i]);
-    if (p.x_is_under_way) continue;  // the blocks themselves are about to be loaded
-    for (int step = 0; step < min(S::kStages, work.steps); ++step) {
-      hopper::prefetch_box(p.w[i], (work.first_step + step) * kTileK, work.first_feature);
-    }
+#pragma unroll
+  for (int k = 0; k < S::kBoxes; ++k) {
+    hopper::tma_load(shared.slots[slot].x[k], p.x, shared.ring.full[slot], hopper::L2Hint::kNormal,
+                     (work.first_step + step) * S::kTileK + k * kBoxK, work.first_token);
   }
-  hopper::prefetch_tensor_map(p.x);
 }
 
 // One lane, in two steps that share no variables: only where a lane is elected right before does
@@ -166,15 +165,20 @@ __device__ void produce(Shared<S>& shared, const Params& p, const Work& work) {
 template <class S>
 __device__ void consume(Shared<S>& shared, const Params& p, const Work& work) {
   constexpr uint32_t kStep = hopper::kDescriptorStep<hopper::Major::kK>;
-  constexpr uint32_t kSlot = sizeof(typename Shared<S>::Slot) / 16;  // descriptors count in these
+  constexpr uint32_t kUnit = 16;  // what descriptors count in
+  constexpr uint32_t kSlot = sizeof(typename Shared<S>::Slot) / kUnit;
+  constexpr uint32_t kRowBytes = kBoxK * sizeof(typename S::T);
+  constexpr uint32_t kWBox = S::kFeatures * kRowBytes / kUnit,
+                     kXBox = S::kTokens * kRowBytes / kUnit;
+  constexpr uint32_t kWgmmaRows = 64 * kRowBytes / kUnit;
   uint64_t w[S::kWeights];
 #pragma unroll
   for (int i = 0; i < S::kWeights; ++i) {
-    w[i] = hopper::descriptor<hopper::Major::kK>(shared.slots[0].w[i]);
+    w[i] = hopper::descriptor<hopper::Major::kK>(shared.slots[0].w[i][0]);
   }
-  const uint64_t x = hopper::descriptor<hopper::Major::kK>(shared.slots[0].x);
+  const uint64_t x = hopper::descriptor<hopper::Major::kK>(shared.slots[0].x[0]);
   const uint32_t thread = hopper::thread_of_group();
-  float sums[S::kWeights][S::kTokens / 2];
+  float sums[S::kWeights][S::kWgmmas][S::kTokens / 2];
   typename S::Position position;
   bool is_there = false;
   for (int step = 0; step < work.steps; ++step) {
@@ -182,11 +186,17 @@ __device__ void consume(Shared<S>& shared, const Params& p, const Work& work) {
     const uint32_t slot = position.slot * kSlot;
     hopper::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kTileK / 16; ++k) {
+    for (int k = 0; k < S::kTileK / 16; ++k) {
+      constexpr int kInBox = kBoxK / 16;
+      const uint32_t in_box = k % kInBox * kStep;
 #pragma unroll
       for (int i = 0; i < S::kWeights; ++i) {
-        S::Product::multiply(sums[i], hopper::moved(w[i], slot + k * kStep),
-                             hopper::moved(x, slot + k * kStep), step > 0 || k > 0);
+#pragma unroll
+        for (int j = 0; j < S::kWgmmas; ++j) {
+          S::Product::multiply(
+              sums[i][j], hopper::moved(w[i], slot + k / kInBox * kWBox + j * kWgmmaRows + in_box),
+              hopper::moved(x, slot + k / kInBox * kXBox + in_box), step > 0 || k > 0);
+        }
       }
     }
     hopper::wgmma_commit();
@@ -197,7 +207,10 @@ __device__ void consume(Shared<S>& shared, const Params& p, const Work& work) {
   }
   hopper::wgmma_wait<0>();
 #pragma unroll
-  for (int i = 0; i < S::kWeights; ++i) hopper::fence_registers(sums[i]);
+  for (int i = 0; i < S::kWeights; ++i) {
+#pragma unroll
+    for (int j = 0; j < S::kWgmmas; ++j) hopper::fence_registers(sums[i][j]);
+  }
   // All loads have arrived and been read: the sums take the ring's place.
   hopper::barrier_wait(NamedBarrier::kConsumers, WeightStreamKernel::kConsumerThreads);
   const int feature = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
@@ -208,8 +221,11 @@ __device__ void consume(Shared<S>& shared, const Params& p, const Work& work) {
       const int token = 8 * block + threadIdx.x % 4 * 2;
       if (8 * block >= work.tokens) break;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        shared.sums[i][token + j % 2][feature + j / 2 * 8] = sums[i][4 * block + j];
+      for (int j = 0; j < S::kWgmmas; ++j) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) {
+          shared.sums[i][token + v % 2][64 * j + feature + v / 2 * 8] = sums[i][j][4 * block + v];
+        }
       }
     }
   }
@@ -221,54 +237,92 @@ __device__ inline void store_four(void* row, int32_t column, const float (&value
                                                               pack<T>(values[2], values[3])};
 }
 
-// Adds up this CTA's share of the features over the cluster, four of a token at a time.
+// Adds up this CTA's share of the features over the cluster, four of a token at a time. A thread
+// has up to four tokens in hand: one after another each would wait for its loads and exponentials
+// alone (gate and up of 64 tokens: 4,400 clocks).
 template <class S>
 __device__ void finish(Shared<S>& shared, const Params& p, const Work& work) {
   using T = typename S::T;
+  constexpr int kInHand = S::kTokens == 16 ? 2 : 4;
+  constexpr int kRanksAtOnce = 4 / S::kWeights;
   const int first_quad = p.features / 4 * work.rank >> p.split_log2;
   const int quads = (p.features / 4 * (work.rank + 1) >> p.split_log2) - first_quad;
-  for (int i = threadIdx.x; i < work.tokens * quads; i += kThreads) {
-    const int token = i / quads;
-    const int64_t row = work.first_token + token;
-    const int feature = 4 * (first_quad + i - token * quads);
-    const int32_t column = work.first_feature + feature;
-    if (column >= p.N) continue;
-    float4 parts[S::kWeights][WeightStreamKernel::kMaxSplit];
+  const int quad = threadIdx.x & ((1 << p.quads_log2) - 1);
+  const int feature = 4 * (first_quad + quad);
+  const int32_t column = work.first_feature + feature;
+  if (quad >= quads || column >= p.N) return;
+  float bias[S::kWeights][4];
 #pragma unroll
-    for (int rank = 0; rank < WeightStreamKernel::kMaxSplit; ++rank) {
-      if (rank >= p.split) break;
+  for (int j = 0; j < S::kWeights; ++j) {
+    const float2 low = unpack<T>(shared.bias[j][feature / 2]);
+    const float2 high = unpack<T>(shared.bias[j][feature / 2 + 1]);
+    bias[j][0] = low.x, bias[j][1] = low.y, bias[j][2] = high.x, bias[j][3] = high.y;
+  }
+  const int apart = kThreads >> p.quads_log2;  // tokens of a thread
+  for (int first = threadIdx.x >> p.quads_log2; first < work.tokens; first += kInHand * apart) {
+    float values[S::kWeights][kInHand][4];
+    for (int rank = 0; rank < p.split; rank += kRanksAtOnce) {
+      float4 parts[kRanksAtOnce][S::kWeights][kInHand];
 #pragma unroll
-      for (int j = 0; j < S::kWeights; ++j) {
-        parts[j][rank] = hopper::load_in_cluster(
-            reinterpret_cast<const float4*>(&shared.sums[j][token][feature]), rank);
+      for (int r = 0; r < kRanksAtOnce; ++r) {
+        if (rank + r >= p.split) break;
+#pragma unroll
+        for (int t = 0; t < kInHand; ++t) {
+          const int token = first + t * apart;
+          if (token >= work.tokens) break;
+#pragma unroll
+          for (int j = 0; j < S::kWeights; ++j) {
+            parts[r][j][t] = hopper::load_in_cluster(
+                reinterpret_cast<const float4*>(&shared.sums[j][token][feature]), rank + r);
+          }
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kRanksAtOnce; ++r) {
+        if (rank + r >= p.split) break;
+#pragma unroll
+        for (int t = 0; t < kInHand; ++t) {
+#pragma unroll
+          for (int j = 0; j < S::kWeights; ++j) {
+            const float4& part = parts[r][j][t];
+            const float four[] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              values[j][t][i] = rank + r == 0 ? four[i] : values[j][t][i] + four[i];
+            }
+          }
+        }
       }
     }
-    float values[S::kWeights][4];
 #pragma unroll
     for (int j = 0; j < S::kWeights; ++j) {
-      float4 sum = parts[j][0];
 #pragma unroll
-      for (int rank = 1; rank < WeightStreamKernel::kMaxSplit; ++rank) {
-        if (rank >= p.split) break;
-        const float4& part = parts[j][rank];
-        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
-      }
-      const float2 low = unpack<T>(shared.bias[j][feature / 2]);
-      const float2 high = unpack<T>(shared.bias[j][feature / 2 + 1]);
-      values[j][0] = sum.x + low.x, values[j][1] = sum.y + low.y;
-      values[j][2] = sum.z + high.x, values[j][3] = sum.w + high.y;
-      if (p.preact[j] != nullptr) {
-        store_four<T>(static_cast<T*>(p.preact[j]) + row * p.N, column, values[j]);
+      for (int t = 0; t < kInHand; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[j][t][i] += bias[j][i];
+        const int token = first + t * apart;
+        if (p.preact[j] == nullptr || token >= work.tokens) continue;
+        const int64_t row = work.first_token + token;
+        store_four<T>(static_cast<T*>(p.preact[j]) + row * p.N, column, values[j][t]);
       }
     }
     with_activation(p.activation, [&](auto activation) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        values[0][j] = apply<decltype(activation)::value>(values[0][j]);
-        if constexpr (S::kWeights == 2) values[0][j] *= values[1][j];
+      for (int t = 0; t < kInHand; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          values[0][t][i] = apply<decltype(activation)::value>(values[0][t][i]);
+          if constexpr (S::kWeights == 2) values[0][t][i] *= values[1][t][i];
+        }
       }
     });
-    store_four<T>(static_cast<T*>(p.out) + row * p.out_stride, column, values[0]);
+#pragma unroll
+    for (int t = 0; t < kInHand; ++t) {
+      const int token = first + t * apart;
+      if (token >= work.tokens) break;
+      const int64_t row = work.first_token + token;
+      store_four<T>(static_cast<T*>(p.out) + row * p.out_stride, column, values[0][t]);
+    }
   }
 }
 
@@ -285,14 +339,16 @@ __global__ void __launch_bounds__(kThreads, WeightStreamKernel::kCtasPerSm)
     shared.ring.init_by_warp();
     hopper::fence_barrier_init();
   } else if (threadIdx.x == 0) {
-    ask_early<S>(p, work);
+#pragma unroll
+    for (int i = 0; i < S::kWeights; ++i) hopper::prefetch_tensor_map(p.w[i]);
+    hopper::prefetch_tensor_map(p.x);
   }
   if (!p.x_is_under_way) hopper::wait_for_previous_kernel();
   if (produces) {
     __syncwarp();
     if (hopper::elect_one()) begin_producing(shared, p, work);
-  } else if (threadIdx.x < S::kWeights * (kRows / 2)) {
-    const int weight = threadIdx.x / (kRows / 2), pair = threadIdx.x % (kRows / 2);
+  } else if (threadIdx.x < kRows / 2) {
+    const int weight = threadIdx.x / (S::kFeatures / 2), pair = threadIdx.x % (S::kFeatures / 2);
     const auto* bias = static_cast<const uint32_t*>(p.bias[weight]);
     const int column = work.first_feature + 2 * pair;
     const bool is_there = bias != nullptr && column < p.N;
