@@ -2,7 +2,7 @@
 // lanes, over a CTA's warps and over a cluster's CTAs.
 #pragma once
 
-#include "kernels/norm/row.cuh"
+#include "kernels/norm/staged.cuh"
 
 namespace ikbo::norm {
 
