@@ -87,11 +87,10 @@ def program_cost(program: ExportedProgram, names: Mapping[Any, str]) -> Cost:
     return _Costs(program, symbols).cost()
 
 
-def constant_nodes(program: ExportedProgram) -> set[fx.Node]:
-    """What doesn't depend on the program's inputs: parameters and what is made of them."""
-    inputs = set(program.graph_signature.user_inputs)
+def constant_nodes(graph: fx.Graph, inputs: set[str]) -> set[fx.Node]:
+    """What depends on no placeholder named in ``inputs``: parameters and what is made of them."""
     result: set[fx.Node] = set()
-    for node in program.graph.nodes:
+    for node in graph.nodes:
         made = node.op == "call_function" and all(n in result for n in node.all_input_nodes)
         if made or (node.op == "placeholder" and node.name not in inputs):
             result.add(node)
@@ -101,7 +100,9 @@ def constant_nodes(program: ExportedProgram) -> set[fx.Node]:
 class _Costs:
     def __init__(self, program: ExportedProgram, symbols: Mapping[Any, Any]) -> None:
         self._graph, self._symbols = program.graph, symbols
-        self._constants = constant_nodes(program)
+        self._constants = constant_nodes(
+            program.graph, {str(n) for n in program.graph_signature.user_inputs}
+        )
         self._dense = [n for n in self._graph.nodes
                        if n.target in FLOP and n not in self._constants]  # fmt: skip
 
@@ -195,7 +196,7 @@ VIEWS = {
 def _product(c: _Costs, node: fx.Node) -> Expr:
     """2 * the result * what is summed over."""
     named = named_arguments(node)
-    left = next(named[n] for n in ("mat1", "batch1", "input") if n in named) if (
+    left = next(named[n] for n in ("mat1", "batch1", "input", "x") if n in named) if (
         node.target not in (aten.mm.default, aten.bmm.default, aten.matmul.default)
     ) else node.args[0]  # fmt: skip
     return 2 * c.numel(node) * c.shape(left)[-1]
@@ -249,7 +250,7 @@ def _none(c: _Costs, node: fx.Node) -> Expr:
 FLOP: dict[Any, Callable[[_Costs, fx.Node], Expr]] = {
     **dict.fromkeys(
         (aten.linear.default, aten.addmm.default, aten.mm.default, aten.bmm.default,
-         aten.matmul.default, aten.baddbmm.default),
+         aten.matmul.default, aten.baddbmm.default, ikbo.linear_act.default),
         _product,
     ),
     aten.einsum.default: _einsum,

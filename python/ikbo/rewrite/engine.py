@@ -217,6 +217,15 @@ class Rewriter:
         self.note("sunk", node, reason)
         return result
 
+    def as_it_is(self, node: fx.Node) -> Lazy | None:
+        """The op with nothing done to it but sinking; None where that isn't proved."""
+        if all(isinstance(self.values[n], fx.Node) for n in node.all_input_nodes):
+            return self.copied(node)
+        try:
+            return self._sunk(node)[0]
+        except RefusedError:
+            return None
+
     def _left(self, node: fx.Node, reason: str) -> fx.Node:
         self.note("left", node, reason)
         return self.copied(node)

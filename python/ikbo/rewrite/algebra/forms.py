@@ -89,7 +89,7 @@ def columns_of(r: Rewriter, node: fx.Node, dim: int, begin: int, end: int) -> fx
             start, stop = stop, stop + value(n).shape[dim]
             if (start, stop) == (begin, end) and value(n).dim() == last + 1:
                 return n
-    found = _linear_map(r, node) if dim == last else None
+    found = linear_map(r, node) if dim == last else None
     if found is not None and is_thin(found[1], end - begin):
         x, *both = found
         rows = [None if n is None else r.builder.call(aten.slice.Tensor, n, 0, begin, end)
@@ -104,7 +104,7 @@ def is_thin(weight: fx.Node, rows: int | None = None) -> bool:
     return isinstance(n, int) and isinstance(q, int) and 2 * q <= (n if rows is None else rows)
 
 
-def _linear_map(r: Rewriter, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
+def linear_map(r: Rewriter, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
     """x [B, q], weight [K, q] and bias [K] of ``x @ weight.T + bias``, also as addmm and mm."""
     if node.target is aten.linear.default:
         x, weight, bias = (*node.args, None)[:3]
@@ -161,7 +161,7 @@ def _times(r: Rewriter, of_context: fx.Node, other: fx.Node) -> Form:
     if len(factors) != 1 or factors[0].x is not None:
         return []
     factor, call = factors[0], r.builder.call
-    found = _linear_map(r, other)
+    found = linear_map(r, other)
     if found is not None:
         x, weight, bias = found
         products = [dataclasses.replace(factor, x=x, weight=weight)]

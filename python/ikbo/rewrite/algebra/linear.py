@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import torch
 from torch import fx
 
 from ..engine import Done, Rewriter
@@ -11,7 +13,7 @@ from ..rules import Place, aten, named_arguments, same, value
 from ..values import Gathered, Joined, Part, Range, RowMap
 from .attention import attended
 from .forms import REASON, bilinear_parts, form_of, is_thin
-from .registry import algebra_for, ikbo, map_arguments, may_split
+from .registry import algebra_for, cand_to_user, ikbo, may_split
 
 LINEAR = "a linear map over a concatenation is the sum of linear maps of its parts"
 # concat_linear's kernel takes no fewer: beside a form, which a compiler reads through the map and
@@ -272,9 +274,10 @@ def _split(
     if own and contexts and _rows(own[0].x, dim) == rank - 1:
         first = contexts[0]
         assert first.map is not None
-        maps = map_arguments(r, first.map)
+        maps = (cand_to_user(r, first.map), None, None)
         if rank == 2 and not (forms and value(weight).shape[0] < FEWEST_COLUMNS):
             fused, (x, *own), (_, *contexts) = "concat_linear", own, contexts
+            x, first = _in_whole_bytes(r, x, first)
             pieces.append(b.call(ikbo.concat_linear.default, x.x, first.x, x.weight,
                                  first.weight, bias, *maps))  # fmt: skip
             bias = None
@@ -296,6 +299,35 @@ def _split(
         return None
     reason = f"{LINEAR}; {REASON}" if forms else LINEAR
     return result, f"replaced by {fused}" if fused else "split", reason
+
+
+def _in_whole_bytes(r: Rewriter, x: _Half, first: _Half) -> tuple[_Half, _Half]:
+    """The halves with zeros behind their columns, so that rows begin at multiples of 16 bytes.
+
+    concat_linear's kernels take half precision in such rows only. Both parts of the weight lie in
+    one matrix, made by one kernel or, where constants are folded, by none.
+    """
+    halves, call = (x, first), r.builder.call
+    gaps = [-value(h.x).shape[1] % 8 for h in halves]
+    dtype, on = value(x.x).dtype, value(x.x).device
+    if dtype not in (torch.bfloat16, torch.float16) or not any(gaps):
+        return x, first
+
+    def widened(node: fx.Node, gap: int) -> list[fx.Node]:
+        zeros = call(aten.full.default, [r.builder.size(node), gap], 0, dtype=dtype, device=on)
+        joined = node.target is aten.cat.default and (*node.args[1:], 0)[0] == 1
+        parts: Any = node.args[0] if joined else [node]
+        return [*parts, zeros] if gap else [*parts]
+
+    both = [n for h, gap in zip(halves, gaps, strict=True) for n in widened(h.weight, gap)]
+    weight, begin, result = call(aten.cat.default, both, 1), 0, []
+    for half, gap in zip(halves, gaps, strict=True):
+        end = begin + value(half.x).shape[1] + gap
+        its = call(aten.slice.Tensor, weight, 1, begin, end)
+        rows = call(aten.cat.default, widened(half.x, gap), 1) if gap else half.x
+        result.append(dataclasses.replace(half, x=rows, weight=its))
+        begin = end
+    return result[0], result[1]
 
 
 def _sum(r: Rewriter, pieces: list[fx.Node]) -> fx.Node:
@@ -339,7 +371,7 @@ def _compressed(r: Rewriter, node: fx.Node, weight: fx.Node, x: fx.Node) -> Done
     if own and _rows(own[0].x, 1) == 2:
         (full, *own), (first, *contexts) = own, contexts
         assert first.map is not None
-        maps = map_arguments(r, first.map)
+        maps = (cand_to_user(r, first.map), None, None)
         pieces.append(b.call(ikbo.linear_compression.default, full.x, first.x, full.weight,
                              first.weight, None, *maps))  # fmt: skip
         action = "replaced by linear_compression"

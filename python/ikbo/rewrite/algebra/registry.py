@@ -30,11 +30,17 @@ def algebra_for(*targets: Any) -> Callable[[Algebra], Algebra]:
     return register
 
 
-def map_arguments(r: Rewriter, rows: RowMap) -> tuple[fx.Node, fx.Node, fx.Node]:
-    """cand_to_user, user_offsets and order of the ops, cast and grouped once for the program."""
+def cand_to_user(r: Rewriter, rows: RowMap) -> fx.Node:
+    """The map as the ops take it. Products read it as it is, and group rows only in backward."""
     index = rows.node
     if value(index).dtype is not torch.int32:
         index = r.builder.call(aten._to_copy.default, index, dtype=torch.int32)
+    return index
+
+
+def grouped_map(r: Rewriter, rows: RowMap) -> tuple[fx.Node, fx.Node, fx.Node]:
+    """cand_to_user, user_offsets and order of candidate_attention, grouped once for the program."""
+    index = cand_to_user(r, rows)
     grouped = r.builder.call(ikbo.group_candidates.default, index, rows.rows)
     order, offsets = (r.builder.call(operator.getitem, grouped, i) for i in (0, 1))
     return index, offsets, order

@@ -40,19 +40,49 @@ def product(r: Rewriter, node: fx.Node) -> Done | None:
     rows, columns = (_merged(r, x) for x in (a, b))
     if not rows or not columns:
         return None
-    symmetric = _transpose_of(a, b)
-    blocks: list[list[Part]] = []
-    for i, row in enumerate(rows):
-        blocks.append([])
+    symmetric, in_pieces = _transpose_of(a, b), copies_in_pieces(value(node).device)
+    if not in_pieces and len(columns) == 1 and isinstance(columns[0], fx.Node):
+        return r.copied(node), "left", MIXED  # one launch
+    blocks: dict[tuple[int, int], Part] = {}
+    # Others' own rows first: what they make with copied ones is there when it is to be transposed.
+    for i in sorted(range(len(rows)), key=lambda i: not in_pieces and _is_copied(rows[i])):
+        if symmetric and not in_pieces and not _is_copied(rows[i]):
+            blocks |= {(i, j): block for j, block in enumerate(_line(r, node, rows, i))}
+            continue
         for j, column in enumerate(columns):
-            if symmetric and j < i:
-                blocks[i].append(_on_source(r, blocks[j][i], aten.permute.default, [0, 2, 1]))
+            if symmetric and (j, i) in blocks:
+                blocks[i, j] = _on_source(r, blocks[j, i], aten.permute.default, [0, 2, 1])
             else:
-                blocks[i].append(_block(r, node, row, column))
+                blocks[i, j] = _block(r, node, rows[i], column, in_pieces)
+    lines = [tuple(blocks[i, j] for j in range(len(columns))) for i in range(len(rows))]
     if joined_a and joined_b:
-        return Grid(tuple(map(tuple, blocks))), "split", BLOCKS
-    parts = [block for row in blocks for block in row]
-    return Joined(tuple(parts), 1 if joined_a else 2), "split", BLOCKS
+        return Grid(tuple(lines)), "split", BLOCKS
+    return Joined(tuple(b for line in lines for b in line), 1 if joined_a else 2), "split", BLOCKS
+
+
+def copies_in_pieces(device: torch.device) -> bool:
+    """Whether a product's copied rows are made in pieces.
+
+    On a CPU they are, none larger than what the candidates bring, so that they stay in the cache
+    and memory's peak low; on a GPU each piece would be another launch.
+    """
+    return device.type == "cpu"
+
+
+def _is_copied(part: Part) -> bool:
+    return isinstance(part, Gathered)
+
+
+def _line(r: Rewriter, node: fx.Node, rows: list[Part], i: int) -> list[Part]:
+    """The blocks of others' own rows with all rows' transposes, in one product."""
+    if any(map(_is_copied, rows)):
+        r.note("left", node, MIXED)
+    stacked = r.builder.call(aten.cat.default, [r.builder.node_of(row) for row in rows], 1)
+    columns = r.builder.call(aten.permute.default, stacked, [0, 2, 1])
+    line = r.builder.call(aten.matmul.default, r.builder.node_of(rows[i]), columns)
+    stops = list(itertools.accumulate(_size(row, 1) for row in rows))
+    return [r.builder.call(aten.slice.Tensor, line, 2, begin, end)
+            for begin, end in zip([0, *stops[:-1]], stops, strict=True)]  # fmt: skip
 
 
 def _merged(r: Rewriter, lazy: Lazy) -> list[Part]:
@@ -76,7 +106,7 @@ def _on_source(r: Rewriter, part: Part, op: Any, *args: Any) -> Part:
     return r.builder.call(op, part, *args)
 
 
-def _block(r: Rewriter, node: fx.Node, a: Part, b: Part) -> Part:
+def _block(r: Rewriter, node: fx.Node, a: Part, b: Part, in_pieces: bool) -> Part:
     call = r.builder.call
     if isinstance(a, Gathered) and isinstance(b, Gathered) and a.map == b.map:
         return Gathered(call(aten.matmul.default, a.source, b.source), a.map, Place())
@@ -86,10 +116,8 @@ def _block(r: Rewriter, node: fx.Node, a: Part, b: Part) -> Part:
     other = r.builder.node_of(b)
     sizes = (*value(other).shape[1:], _shape(a)[1])
     known = all(isinstance(s, int) and s > 0 for s in sizes)
-    if isinstance(a, fx.Node) or value(node).device.type != "cpu" or not known:
+    if isinstance(a, fx.Node) or not in_pieces or not known:
         return call(aten.matmul.default, r.builder.node_of(a), other)
-    # On a CPU the copy is made in pieces, none larger than what the candidates bring, so that they
-    # stay in the cache and memory's peak low; on a GPU further launches would cost more.
     n = sizes[-1]
     step = -(-n // -(-n // min(sizes)))
     pieces = [
