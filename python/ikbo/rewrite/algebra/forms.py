@@ -14,6 +14,7 @@ from torch import fx
 from ..engine import Rewriter, equal_shapes
 from ..rules import Place, aten, value
 from ..values import Gathered, Joined, Part, Range, RowMap
+from . import registry
 from .registry import FLOATS
 
 REASON = "copied rows times a thin linear map: a bilinear form, its matrix once for each of them"
@@ -70,8 +71,14 @@ def bilinear_parts(
 
 
 def form_of(r: Rewriter, part: Part) -> Form:
-    """A part as such a sum; an empty one if it isn't, or all of it is of the context."""
+    """A part as such a sum; an empty one if it isn't, or all of it is of the context.
+
+    None on a GPU: the matrices of a few users are many small launches, which cost more than the
+    candidates' larger products do.
+    """
     if not isinstance(part, fx.Node) or value(part).dim() != 2 or value(part).dtype not in FLOATS:
+        return []
+    if registry.counts_launches(value(part).device):
         return []
     form = _sum(r, part)
     maps = {p.map for p in form}

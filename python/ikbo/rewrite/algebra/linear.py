@@ -11,6 +11,7 @@ from torch import fx
 from ..engine import Done, Rewriter
 from ..rules import Place, aten, named_arguments, same, value
 from ..values import Gathered, Joined, Part, Range, RowMap
+from . import registry
 from .attention import attended
 from .forms import REASON, bilinear_parts, form_of, is_thin
 from .registry import algebra_for, cand_to_user, ikbo, may_split
@@ -19,6 +20,8 @@ LINEAR = "a linear map over a concatenation is the sum of linear maps of its par
 # concat_linear's kernel takes no fewer: beside a form, which a compiler reads through the map and
 # adds, it adds the parts of scores, too.
 FEWEST_COLUMNS = 8
+# How many times the columns that are taken may those be of which they are.
+MOST_SPREAD = 1.5
 STACKED = "a product over stacked rows is the sum of the products of its parts"
 
 
@@ -116,7 +119,7 @@ def _joined(r: Rewriter, x: fx.Node, dim: int, thin: bool = False) -> Joined | N
         return lazy if lazy.dim == dim else None
     if not isinstance(lazy, fx.Node):
         return None
-    parts = _parts(lazy, dim)
+    parts = parts_of(lazy, dim)
     if thin and len(parts) == 1 and not form_of(r, lazy):
         return None  # to add up rows before a thin map is the quicker
     if any(form_of(r, part) or any(isinstance(s, Gathered) for s, _ in _summands(r, part, dim))
@@ -125,7 +128,7 @@ def _joined(r: Rewriter, x: fx.Node, dim: int, thin: bool = False) -> Joined | N
     return None
 
 
-def _parts(x: fx.Node, dim: int) -> list[fx.Node]:
+def parts_of(x: fx.Node, dim: int) -> list[fx.Node]:
     """What x is a concatenation of, also by several."""
     rank = value(x).dim()
     if x.target is not aten.cat.default or (*x.args[1:], 0)[0] not in (dim, dim - rank):
@@ -133,7 +136,7 @@ def _parts(x: fx.Node, dim: int) -> list[fx.Node]:
     parts = [n for n in x.all_input_nodes if value(n).dim() == rank]
     if parts != x.args[0]:
         return [x]  # one of them twice, or empty ones, which cat skips
-    return [part for n in parts for part in _parts(n, dim)]
+    return [part for n in parts for part in parts_of(n, dim)]
 
 
 def _summands(r: Rewriter, node: fx.Node, dim: int, sign: int = 1) -> list[tuple[Part, int]]:
@@ -219,20 +222,50 @@ def _half(r: Rewriter, terms: list[_Term], dim: int, weight: fx.Node) -> _Half:
         by_x.setdefault(term.x, []).append(term)
     nodes, weights, width = list(by_x), [], 0
     plain: list[Range] = []
-    for same_x in by_x.values():
+    for i, same_x in enumerate(by_x.values()):
         width += sum(b - a for a, b in same_x[0].columns)
-        if len(same_x) == 1 and same_x[0].sign == 1:
+        alone = len(same_x) == 1 and same_x[0].sign == 1
+        spread = _spread(r, same_x[0], weight) if alone else None
+        if alone and spread is None:
             plain += same_x[0].columns
             continue
         if plain:
             weights.append(_columns(r, weight, plain))
         plain = []
-        weights.append(_weight_sum(r, weight, same_x))
+        if spread is None:
+            weights.append(_weight_sum(r, weight, same_x))
+        else:
+            nodes[i], its = spread
+            weights.append(its)
     if plain:
         weights.append(_columns(r, weight, plain))
     x = nodes[0] if len(nodes) == 1 else r.builder.call(aten.cat.default, nodes, dim)
     its = weights[0] if len(weights) == 1 else r.builder.call(aten.cat.default, weights, 1)
     return _Half(x, its, terms[0].map, width)
+
+
+def _spread(r: Rewriter, term: _Term, weight: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """What a term takes columns of, and a weight for all of those: zero where one isn't taken.
+
+    To take columns is a kernel that reads and writes the rows; a weight's are fewer.
+    """
+    x = term.x
+    if term.map is not None or x.target is not aten.index_select.default or x.args[1] != 1:
+        return None
+    side, _, index = x.args
+    assert isinstance(side, fx.Node) and isinstance(index, fx.Node)
+    known, width, device = r.new_constants.get(index), value(side).shape[-1], value(x).device
+    if known is None or value(side).dim() != 2 or not registry.counts_launches(device):
+        return None
+    if len(known.unique()) < len(known) or not width <= MOST_SPREAD * len(known):
+        return None
+    places = torch.zeros(width, dtype=torch.int64, device=device)
+    left_out = torch.ones(width, dtype=torch.bool, device=device)
+    places[known] = torch.cat([torch.arange(a, b, device=device) for a, b in term.columns])
+    left_out[known] = False
+    call = r.builder.call
+    spread = call(aten.index_select.default, weight, 1, r.new_constant(places))
+    return side, call(aten.masked_fill.Scalar, spread, r.new_constant(left_out), 0)
 
 
 def _weight_sum(r: Rewriter, weight: fx.Node, terms: list[_Term]) -> fx.Node:
