@@ -27,11 +27,12 @@ Expr = Any  # a sympy expression or a number
 
 @dataclasses.dataclass(frozen=True)
 class OpCost:
-    """Of one op, or, as "fused", of all that isn't dense: FLOP and bytes of memory traffic."""
+    """Of one op, or, as "fused", of all that isn't dense: FLOP, bytes of memory traffic, kernels."""
 
     op: str
     flop: Expr
     bytes: Expr
+    launches: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +55,21 @@ class Cost:
         """Bytes read and written: an expression."""
         return sympy.expand(sum(o.bytes for o in self.ops))
 
+    @property
+    def launches(self) -> int:
+        """How many kernels a compiled program launches, about: those of dense ops, and one for
+        each result of fused ops that is stored."""
+        return sum(o.launches for o in self.ops)
+
     def at(self, **sizes: int) -> tuple[float, float]:
         """FLOP and bytes at given sizes: ``cost.at(user=15, candidates=1024)``."""
         return _number(self.flop, sizes), _number(self.bytes, sizes)
 
-    def seconds(self, *, copy_TBps: float, matmul_TFLOPS: float, **sizes: int) -> float:
-        """The time at two ceilings: of each op the longer of its two."""
-        return sum(
+    def seconds(
+        self, *, copy_TBps: float, matmul_TFLOPS: float, launch_us: float = 0.0, **sizes: int
+    ) -> float:
+        """The time at the ceilings: of each op the longer of its two, and a time for each kernel."""
+        return launch_us * 1e-6 * self.launches + sum(
             max(
                 _number(o.flop, sizes) / (matmul_TFLOPS * 1e12),
                 _number(o.bytes, sizes) / (copy_TBps * 1e12),
@@ -107,8 +116,8 @@ class _Costs:
                        if n.target in FLOP and n not in self._constants]  # fmt: skip
 
     def cost(self) -> Cost:
-        ops = [OpCost(str(n.target), FLOP[n.target](self, n), self._traffic(n))
-               for n in self._dense]  # fmt: skip
+        ops = [OpCost(str(n.target), FLOP[n.target](self, n), self._traffic(n),
+                      LAUNCHES.get(n.target, 1)) for n in self._dense]  # fmt: skip
         return Cost((*ops, self._fused()))
 
     def _traffic(self, node: fx.Node) -> Expr:
@@ -134,7 +143,7 @@ class _Costs:
                     read[source] = self.bytes(node if looked_up else n)
             if any(u in dense or u.op == "output" for u in users(node)):
                 written[node] = self.bytes(node)
-        return OpCost("fused", flop, sum(read.values()) + sum(written.values()))
+        return OpCost("fused", flop, sum(read.values()) + sum(written.values()), len(written))
 
     def size(self, size: Any) -> Expr:
         """A size by the batches' names."""
@@ -264,3 +273,9 @@ FLOP: dict[Any, Callable[[_Costs, fx.Node], Expr]] = {
     ),
     ikbo.group_candidates.default: _none,
 }  # fmt: skip
+# Of ops that launch several: users' part, weights packed, candidates' part, parts of it added.
+LAUNCHES: dict[Any, int] = {
+    ikbo.concat_linear.default: 2,
+    ikbo.linear_compression.default: 3,
+    ikbo.candidate_attention.default: 2,
+}
