@@ -279,11 +279,23 @@ def _pairs(u: Tensor, c: Tensor) -> Tensor:
     return torch.bmm(rows, rows.transpose(1, 2))[:, LOWER[0], LOWER[1]]
 
 
+def _cross_and_score(u: Tensor, c: Tensor) -> Tensor:
+    """A low-rank cross, and of it one column."""
+    x0 = _joined(u, c)
+    crossed = x0 * F.linear(F.linear(x0, THIN_16), THIN_16.T, WIDE_BIAS) + x0
+    return F.linear(torch.cat([crossed, c.sin()], 1), SCORE, BIAS[:1])
+
+
+def _few_of_joins(u: Tensor, c: Tensor) -> Tensor:
+    return F.linear(torch.cat([u[:, 0] * c, c], 1), WIDE[:2], BIAS[:2])
+
+
 def _half(*tensors: Tensor) -> list[Tensor]:
     return [t.bfloat16() for t in tensors]
 
 
 LOWER = torch.tril_indices(7, 7, -1)
+SCORE = torch.randn(1, 24) / 5
 PAIRED = torch.randn(8, 21) / 5
 ALGEBRA: dict[Any, tuple[Function, str]] = {
     activations.fuse_activation: (lambda u, c: F.silu(F.linear(_joined(u, c), WIDE)), ""),
@@ -304,7 +316,7 @@ ALGEBRA: dict[Any, tuple[Function, str]] = {
     linear.addmm: (lambda u, c: F.linear(_joined(u, c), WIDE, BIAS), CORE),
     linear.matmul: (lambda u, c: STACK @ _stack(u, c), ""),
     linear.compression: (lambda u, c: torch.einsum("mk,bkd->bmd", STACK, _stack(u, c)), ""),
-    scores.score: (
+    scores.over_joins: (
         lambda u, c: F.linear(torch.cat([u[:, 0] * c, c], 1), WIDE[:1], BIAS[:1]), GPU,
     ),
     stacks.product: (_gram, ""),
@@ -381,8 +393,15 @@ _WEIGHT_SUM, _WITHIN, _SPLIT = linear._weight_sum, stacks._within, linear._split
 _TIMES, _COLUMNS_OF, _MATRIX = forms._times, forms.columns_of, forms._matrix
 _MERGED = forms._merged
 _ATTEND, _LENGTHS = attention._candidate_attention, attention._lengths
-_WHOLE, _SPREAD, _WHOLE_BYTES = stacks._whole, linear._spread, linear._in_whole_bytes
+_WHOLE, _SPREAD, _WHOLE_BYTES = stacks._whole, linear._spread, linear.in_whole_bytes
 _MERGE, _OF_COPIES = merging._merge, merging._of_copies
+
+
+_FACTORS, _WEIGHT_OF, _WITH_COLUMNS = scores._times, scores._weight_of, scores._with_columns
+
+
+def _with_others(parts: list[Any]) -> list[Any]:
+    return [(part, columns) for (part, _), (_, columns) in zip(parts, parts[::-1], strict=True)]
 
 
 def _turned(builder: Any, weight: Any) -> Any:
@@ -455,8 +474,19 @@ MISTAKES: dict[str, tuple[Any, str, Any, Function, str]] = {
         lambda u, c: F.silu(F.linear(c, *_half(SQUARE, BIAS))) + u[:, 0], HALF,
     ),
     "zero columns met by others of the weight": (
-        linear, "_in_whole_bytes", _turned_weight,
+        linear, "in_whole_bytes", _turned_weight,
         lambda u, c: F.linear(torch.cat([u[:, 0, :5], c], 1), *_half(WIDE[:, :13])), HALF,
+    ),
+    "a score without the constant of a cross": (
+        scores, "_times", lambda r, a, b: _FACTORS(r, a, b)[:1], _cross_and_score, GPU,
+    ),
+    "a cross met by the weights of another row": (
+        scores, "_weight_of", lambda r, *rest: r.builder.call(
+            aten.roll.default, _WEIGHT_OF(r, *rest), [1], [0]), _cross_and_score, GPU,
+    ),
+    "joins that meet each other's columns": (
+        scores, "_with_columns",
+        lambda r, x, weight: _with_others(_WITH_COLUMNS(r, x, weight)), _few_of_joins, GPU,
     ),
     "columns of the wrong product": (
         stacks, "_whole", lambda block: (_WHOLE(block)[0], 0), _pairs, GPU,
@@ -465,7 +495,7 @@ MISTAKES: dict[str, tuple[Any, str, Any, Function, str]] = {
         linear, "_spread", _shifted, lambda u, c: F.linear(_pairs(u, c), PAIRED), GPU,
     ),
     "compressions merged as if they had the same weights": (
-        merging, "_merge_compressions",
+        merging, "_merge_joins",
         lambda b, group: [n.replace_all_uses_with(group[0]) for n in group], _two_compressions, "",
     ),
     "products merged with one weight": (

@@ -27,7 +27,7 @@ Expr = Any  # a sympy expression or a number
 
 @dataclasses.dataclass(frozen=True)
 class OpCost:
-    """Of one op, or, as "fused", of all that isn't dense: FLOP, bytes of memory traffic, kernels."""
+    """Of one op, or, as "fused", of all that isn't dense: FLOP, bytes of traffic, kernels."""
 
     op: str
     flop: Expr
@@ -68,7 +68,7 @@ class Cost:
     def seconds(
         self, *, copy_TBps: float, matmul_TFLOPS: float, launch_us: float = 0.0, **sizes: int
     ) -> float:
-        """The time at the ceilings: of each op the longer of its two, and a time for each kernel."""
+        """The time at the ceilings: of each op the longer of its two, and one for each kernel."""
         return launch_us * 1e-6 * self.launches + sum(
             max(
                 _number(o.flop, sizes) / (matmul_TFLOPS * 1e12),

@@ -15,11 +15,13 @@ from .engine import Rewriter
 from .rules import aten, named_arguments, value
 from .values import Builder
 
-COMPRESSIONS = "compressions of the same embeddings: one, with their weights below each other"
+JOINS = "products of the same rows of both sides: one, with their weights below each other"
 PRODUCTS = "products of the same rows: one, with their weights beside each other"
 COPIED = "its rows are copied for another product: one product of those, not one of each part"
 Op = torch.ops.ikbo.linear_compression.default
-OF_ROWS = ("e_cand", "e_user", "cand_to_user")
+Joining = (Op, torch.ops.ikbo.concat_linear.default)
+# Weights are put together in each call, which pays for narrow ones.
+MOST_ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,19 +46,19 @@ def merge_products(rewriter: Rewriter, inputs: set[str]) -> None:
     constants = constant_nodes(graph, inputs)
     with graph.inserting_before(graph.output_node()):
         products: dict[fx.Node, list[_Product]] = {}
-        compressions: dict[tuple[object, ...], list[fx.Node]] = {}
+        joins: dict[tuple[object, ...], list[fx.Node]] = {}
         for node in list(graph.nodes):
             product = _of_copies(builder, node) or _product(builder, node, constants)
             if product is not None:
                 products.setdefault(product.rows, []).append(product)
-            elif _is_plain(node, constants):
-                named = named_arguments(node)
-                compressions.setdefault(tuple(named[n] for n in OF_ROWS), []).append(node)
-        for group in compressions.values():
-            if len(group) > 1:
-                _merge_compressions(builder, group)
+            elif node.target in Joining and _is_plain(node, constants):
+                x_cand, x_user, *_ = node.args
+                joins.setdefault((node.target, x_cand, x_user, node.args[5]), []).append(node)
+        for group in joins.values():
+            if len(group) > 1 and sum(value(n).shape[1] for n in group) <= MOST_ROWS:
+                _merge_joins(builder, group)
                 for node in group:
-                    rewriter.note("merged", node, COMPRESSIONS)
+                    rewriter.note("merged", node, JOINS)
         for its in products.values():
             if len(its) > 1 or its[0].node.target is Op:
                 _merge(builder, its)
@@ -119,9 +121,7 @@ def _is_map(index: fx.Node, map_node: fx.Node) -> bool:
 
 
 def _is_plain(node: fx.Node, constants: set[fx.Node]) -> bool:
-    """Whether a node is a compression with parameters."""
-    if node.target is not Op:
-        return False
+    """Whether a product of both sides has no activation, and parameters for weights."""
     named = named_arguments(node)
     weights = {named[n] for n in ("w_cand", "w_user", "bias") if named[n] is not None}
     return named["activation"] == "none" and weights <= constants
@@ -176,23 +176,34 @@ def _in_whole_bytes(builder: Builder, rows: fx.Node, weight: fx.Node) -> tuple[f
     return stacked, call(aten.cat.default, [weight, below], 0)
 
 
-def _merge_compressions(builder: Builder, group: Sequence[fx.Node]) -> None:
+def _merge_joins(builder: Builder, group: Sequence[fx.Node]) -> None:
+    """``concat_linear`` or ``linear_compression``: a row of the weights is one of the result's
+    dimension 1."""
     call, named = builder.call, [named_arguments(n) for n in group]
     heights = [value(n["w_cand"]).shape[0] for n in named]
-    weights = [call(aten.cat.default, [n[w] for n in named]) for w in ("w_cand", "w_user")]
+    weights = [call(aten.cat.default, [part for n in named for part in _stacked(n[w])])
+               for w in ("w_cand", "w_user")]  # fmt: skip
     bias = None
     if any(n["bias"] is not None for n in named):
         like: Any = {"dtype": value(weights[0]).dtype, "device": value(weights[0]).device}
         biases = [call(aten.full.default, [h], 0, **like) if n["bias"] is None else n["bias"]
                   for n, h in zip(named, heights, strict=True)]  # fmt: skip
         bias = call(aten.cat.default, biases)
-    e_cand, e_user, index = (named[0][n] for n in OF_ROWS)
-    product = call(Op, e_cand, e_user, *weights, bias, index, None, None)
+    x_cand, x_user, *_ = group[0].args
+    index = named[0]["cand_to_user"]
+    assert callable(group[0].target)
+    product = call(group[0].target, x_cand, x_user, *weights, bias, index, None, None)
     begin = 0
     for node, height in zip(group, heights, strict=True):
         its = call(aten.slice.Tensor, product, 1, begin, begin + height)
         node.replace_all_uses_with(its)
         begin += height
+
+
+def _stacked(weight: fx.Node) -> list[Any]:
+    """What a weight's rows are a concatenation of."""
+    rows: Any = weight.args[0] if weight.target is aten.cat.default else [weight]
+    return list(rows) if (*weight.args[1:], 0)[0] == 0 else [weight]
 
 
 def _sort(graph: fx.Graph) -> None:

@@ -97,8 +97,12 @@ class Report:
                 little more. 0 predicts for many.
             sizes: of each batch.
         """
-        ceilings = {"copy_TBps": copy_TBps, "matmul_TFLOPS": matmul_TFLOPS, "launch_us": launch_us}
-        before, after = (c.seconds(**ceilings, **sizes) for c in (self.before, self.after))
+        before, after = (
+            c.seconds(
+                copy_TBps=copy_TBps, matmul_TFLOPS=matmul_TFLOPS, launch_us=launch_us, **sizes
+            )
+            for c in (self.before, self.after)
+        )
         return before / after
 
     @functools.cached_property

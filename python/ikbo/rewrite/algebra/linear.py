@@ -36,7 +36,7 @@ class _Term:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Half:
+class Half:
     """Terms of one batch side by side, and their columns of the weight."""
 
     x: fx.Node
@@ -194,7 +194,7 @@ def _narrowed(terms: list[_Term], dim: int) -> list[_Term]:
     return result
 
 
-def _halves(r: Rewriter, joined: Joined, weight: fx.Node) -> tuple[list[_Half], list[_Half]]:
+def _halves(r: Rewriter, joined: Joined, weight: fx.Node) -> tuple[list[Half], list[Half]]:
     """The candidates' halves, one for each shape, and one for each map, the widest first."""
     terms = _terms(r, joined)
     rank = value(terms[0].x).dim()
@@ -215,7 +215,7 @@ def _rows(x: fx.Node, dim: int) -> int:
     return sum(not same(s, 1) for d, s in enumerate(value(x).shape) if d != dim)
 
 
-def _half(r: Rewriter, terms: list[_Term], dim: int, weight: fx.Node) -> _Half:
+def _half(r: Rewriter, terms: list[_Term], dim: int, weight: fx.Node) -> Half:
     """The terms joined; what occurs several times meets the sum of its columns."""
     by_x: dict[fx.Node, list[_Term]] = {}
     for term in terms:
@@ -241,7 +241,7 @@ def _half(r: Rewriter, terms: list[_Term], dim: int, weight: fx.Node) -> _Half:
         weights.append(_columns(r, weight, plain))
     x = nodes[0] if len(nodes) == 1 else r.builder.call(aten.cat.default, nodes, dim)
     its = weights[0] if len(weights) == 1 else r.builder.call(aten.cat.default, weights, 1)
-    return _Half(x, its, terms[0].map, width)
+    return Half(x, its, terms[0].map, width)
 
 
 def _spread(r: Rewriter, term: _Term, weight: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -310,7 +310,7 @@ def _split(
         maps = (cand_to_user(r, first.map), None, None)
         if rank == 2 and not (forms and value(weight).shape[0] < FEWEST_COLUMNS):
             fused, (x, *own), (_, *contexts) = "concat_linear", own, contexts
-            x, first = _in_whole_bytes(r, x, first)
+            x, first = in_whole_bytes(r, x, first)
             pieces.append(b.call(ikbo.concat_linear.default, x.x, first.x, x.weight,
                                  first.weight, bias, *maps))  # fmt: skip
             bias = None
@@ -334,7 +334,7 @@ def _split(
     return result, f"replaced by {fused}" if fused else "split", reason
 
 
-def _in_whole_bytes(r: Rewriter, x: _Half, first: _Half) -> tuple[_Half, _Half]:
+def in_whole_bytes(r: Rewriter, x: Half, first: Half) -> tuple[Half, Half]:
     """The halves with zeros behind their columns, so that rows begin at multiples of 16 bytes.
 
     concat_linear's kernels take half precision in such rows only. Both parts of the weight lie in
