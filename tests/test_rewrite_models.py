@@ -111,9 +111,14 @@ def test_programs_for_a_gpu(name: str, dtype: torch.dtype, monkeypatch: pytest.M
     assert not any("compression" in op for op in ops)
 
 
+@pytest.mark.parametrize("launches", [False, True], ids=["cpu's", "gpu's"])
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients(name: str) -> None:
-    model, (program, _, _) = _model(name), _rewritten(name)
+def test_gradients(name: str, launches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "counts_launches", lambda device: launches)
+    model = _model(name)
+    program, _ = ikbo.rewrite(
+        model, arguments(model, SMALL, 9, 3), contexts(model), ["candidate_ids"]
+    )
     given = arguments(model, SMALL, 20, 4)
     given.pop("user_dense", None)
     given |= {"user_dense": torch.randn(4, SMALL.dense_features)} if name == "dlrm" else {}

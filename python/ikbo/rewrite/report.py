@@ -151,6 +151,7 @@ class Report:
         for what in ("flop", "bytes"):
             before, after = (_rounded(getattr(c, what)) for c in (self.before, self.after))
             lines += [f"  {what} before: {before}", f"  {what} after:  {after}"]
+        lines += [f"  kernels before: {self.before.launches}, after: {self.after.launches}"]
         return "\n".join(lines)
 
 
