@@ -81,6 +81,13 @@ def test_inputs_copied_already(name: str) -> None:
     torch.testing.assert_close(program.module()(**renamed), model(**given), rtol=1e-4, atol=1e-5)
 
 
+def _thin(name: str, sizes: Sizes) -> nn.Module:
+    """A small model, its crosses as thin beside its width as the large one's are."""
+    torch.manual_seed(0)
+    made = models.DCNv2(sizes, rank=2) if name == "dcnv2" else MODELS[name](sizes)
+    return made.eval()
+
+
 # What a GPU's programs do instead of making copies in pieces, and what half precision adds.
 OF_A_GPU = {
     "dlrm": ("split", "replaced by concat_linear"),
@@ -93,11 +100,8 @@ OF_A_GPU = {
 @pytest.mark.parametrize("name", NAMES)
 def test_programs_for_a_gpu(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "counts_launches", lambda device: True)
-    torch.manual_seed(0)
     sizes = dataclasses.replace(SMALL, mlp=(16, 8))
-    # Crosses as thin, beside the small model's width, as the large one's are.
-    made = models.DCNv2(sizes, rank=2) if name == "dcnv2" else MODELS[name](sizes)
-    model = made.eval().to(dtype)
+    model = _thin(name, sizes).to(dtype)
     given = arguments(model, sizes, 9, 3, dtype=dtype)
     program, report = ikbo.rewrite(model, given, contexts(model), ["candidate_ids"])
     assert bool(report.broadcasts) == (name in COPIES), str(report)
@@ -217,25 +221,33 @@ SWAPPABLE = {"always_keep_tensor_constants": True, "joint_graph_constant_folding
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("folding", [False, True], ids=["not folded", "folded"])
-def test_constants_of_a_package_are_swapped(folding: bool, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "launches", "folding"),
+    [("din", False, False), ("din", False, True), ("dlrm", True, True), ("dcnv2", True, True),
+     ("wukong", True, True)],
+)  # fmt: skip
+def test_constants_of_a_package_are_swapped(
+    name: str, launches: bool, folding: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Views, sums and packs of weights follow a later checkpoint of the original."""
-    model, (program, report, _) = _model("din"), _rewritten("din")
-    assert report.of("split") and report.of("replaced by concat_linear")
+    monkeypatch.setattr(registry, "counts_launches", lambda device: launches)
+    model = _thin(name, SMALL)
+    given = arguments(model, SMALL, 9, 3)
+    program, _ = ikbo.rewrite(model, given, contexts(model), ["candidate_ids"])
     path = torch._inductor.aoti_compile_and_package(
         program,
-        package_path=f"{tmp_path}/din.pt2",
+        package_path=f"{tmp_path}/{name}.pt2",
         inductor_configs={**SWAPPABLE, "aot_inductor.use_runtime_constant_folding": folding},
     )
     package = torch._inductor.aoti_load_package(path)
     given = arguments(model, SMALL, 20, 4)
-    later = MODELS["din"](SMALL).eval()
+    later = _thin(name, SMALL)
     with torch.no_grad():
         for parameter in later.parameters():
             parameter.copy_(torch.randn_like(parameter))
         torch.testing.assert_close(package(**given), model(**given), rtol=1e-4, atol=1e-5)
         package.load_constants(later.state_dict(), check_full_update=False)
-        torch.testing.assert_close(package(**given), later(**given), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(package(**given), later(**given), rtol=1e-3, atol=1e-3)
 
 
 # CPU time of what the original needs, at 70 candidates a user, in eager mode, one thread: 0.6, but

@@ -181,7 +181,7 @@ def _merge_joins(builder: Builder, group: Sequence[fx.Node]) -> None:
     dimension 1."""
     call, named = builder.call, [named_arguments(n) for n in group]
     heights = [value(n["w_cand"]).shape[0] for n in named]
-    weights = [call(aten.cat.default, [part for n in named for part in _stacked(n[w])])
+    weights = [call(aten.cat.default, [part for n in named for part in _stacked(builder, n[w])])
                for w in ("w_cand", "w_user")]  # fmt: skip
     bias = None
     if any(n["bias"] is not None for n in named):
@@ -200,10 +200,12 @@ def _merge_joins(builder: Builder, group: Sequence[fx.Node]) -> None:
         begin += height
 
 
-def _stacked(weight: fx.Node) -> list[Any]:
+def _stacked(builder: Builder, weight: fx.Node) -> list[fx.Node]:
     """What a weight's rows are a concatenation of."""
-    rows: Any = weight.args[0] if weight.target is aten.cat.default else [weight]
-    return list(rows) if (*weight.args[1:], 0)[0] == 0 else [weight]
+    if weight.target is not aten.cat.default or (*weight.args[1:], 0)[0] != 0:
+        return [builder.together(weight)]
+    parts: Any = weight.args[0]
+    return [n for part in parts for n in _stacked(builder, part)]
 
 
 def _sort(graph: fx.Graph) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
 from torch import fx
 
 from ..engine import Rewriter, equal_shapes
@@ -221,9 +220,7 @@ def _matrix(r: Rewriter, source: fx.Node, thin: fx.Node, weight: fx.Node) -> fx.
     rows = call(aten.unsqueeze.default, source, 1)
     turned = call(aten.permute.default, thin, [1, 0])
     if value(weight).shape[0] <= value(thin).shape[1]:
-        # AOTInductor, folding constants at run time, reads a view of columns element by element as
-        # if they lay together (torch 2.13).
-        together = call(aten.clone.default, weight, memory_format=torch.contiguous_format)
+        together = r.builder.together(weight)
         scaled = call(aten.mul.Tensor, rows, together)
         return call(aten.permute.default, call(aten.matmul.default, scaled, thin), [0, 2, 1])
     scaled = call(aten.mul.Tensor, rows, turned)

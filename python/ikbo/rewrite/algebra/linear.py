@@ -352,7 +352,10 @@ def in_whole_bytes(r: Rewriter, x: Half, first: Half) -> tuple[Half, Half]:
         parts: Any = node.args[0] if joined else [node]
         return [*parts, zeros] if gap else [*parts]
 
-    both = [n for h, gap in zip(halves, gaps, strict=True) for n in widened(h.weight, gap)]
+    def wide(half: Half, gap: int) -> list[fx.Node]:
+        return [r.builder.together(n) for n in widened(half.weight, gap)]
+
+    both = [n for h, gap in zip(halves, gaps, strict=True) for n in wide(h, gap)]
     weight, begin, result = call(aten.cat.default, both, 1), 0, []
     for half, gap in zip(halves, gaps, strict=True):
         end = begin + value(half.x).shape[1] + gap
