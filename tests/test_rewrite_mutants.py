@@ -282,7 +282,7 @@ def _pairs(u: Tensor, c: Tensor) -> Tensor:
 def _cross_and_score(u: Tensor, c: Tensor) -> Tensor:
     """A low-rank cross, and of it one column."""
     x0 = _joined(u, c)
-    crossed = x0 * F.linear(F.linear(x0, THIN_16), THIN_16.T, WIDE_BIAS) + x0
+    crossed = x0 * F.linear(F.linear(x0, THIN_16), THIN_16.T, WIDE_BIAS) + x0 + x0.sin()
     return F.linear(torch.cat([crossed, c.sin()], 1), SCORE, BIAS[:1])
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from ..engine import KEEPING, Done, Rewriter, equal_shapes
-from ..rules import aten, named_arguments, value
+from ..rules import argument, aten, named_arguments, value
 from ..values import Gathered, Part
 from . import registry
 from .forms import is_thin, linear_map
@@ -27,6 +27,7 @@ from .registry import algebra_for, cand_to_user, ikbo
 PARTS = "a Linear with few columns over element-wise joins: one of each, not put together"
 SUMS = "a Linear with one column: a sum, in the kernel that joins what it adds up"
 NARROW = "a Linear with one column over products with thin maps: narrow maps of their other factor"
+MOST_TERMS = 64
 FEW = 8  # columns are few if they are at most this part of those that they are summed over
 
 
@@ -114,15 +115,18 @@ def _joins_copies(r: Rewriter, node: fx.Node) -> bool:
 def _narrow(
     r: Rewriter, parts: list[tuple[fx.Node, fx.Node]]
 ) -> tuple[list[fx.Node], list[tuple[fx.Node, fx.Node]]]:
-    """The sums of parts that are products with thin maps, and the parts that aren't."""
+    """The sums of products with thin maps and their bases, and what else is to be added up."""
     rest: list[tuple[fx.Node, fx.Node]] = []
-    found: list[tuple[_Term, fx.Node]] = []
+    terms: list[tuple[_Term, fx.Node]] = []
     for part, columns in parts:
-        terms = _terms(r, part)
-        if any(t.x is not None for t in terms):
-            found += [(t, columns) for t in terms]
+        its = _terms(r, part)
+        if any(t.x is not None for t in its):
+            terms += [(t, columns) for t in its]
         else:
             rest.append((part, columns))
+    bases = {t.base for t, _ in terms if t.x is not None}
+    found = [(t, columns) for t, columns in terms if t.base in bases]
+    rest += [(r.builder.node_of(t.base), columns) for t, columns in terms if t.base not in bases]
     maps = {t.base.map for t, _ in found if isinstance(t.base, Gathered)}
     own = list(dict.fromkeys(t.base for t, _ in found if isinstance(t.base, fx.Node)))
     copied = list(dict.fromkeys(t.base for t, _ in found if isinstance(t.base, Gathered)))
@@ -134,9 +138,9 @@ def _narrow(
 
     def half(bases: Sequence[Part]) -> Half:
         nodes = [b.source if isinstance(b, Gathered) else b for b in bases]
-        its = [_weight_of(r, b, found, inputs) for b in bases]
+        weights = [_weight_of(r, b, found, inputs) for b in bases]
         x = nodes[0] if len(nodes) == 1 else call(aten.cat.default, nodes, 1)
-        weight = its[0] if len(its) == 1 else call(aten.cat.default, its, 1)
+        weight = weights[0] if len(weights) == 1 else call(aten.cat.default, weights, 1)
         return Half(x, weight, rows, value(x).shape[1])
 
     x, first = in_whole_bytes(r, half(own), half(copied))
@@ -189,14 +193,14 @@ def _terms(r: Rewriter, node: fx.Node) -> list[_Term]:
         and value(n).dtype == value(node).dtype
         for n in node.args
     )  # fmt: skip
-    if plain and node.target is aten.add.Tensor:
-        return [t for n in node.all_input_nodes for t in _terms(r, n)] * (
-            3 - len(node.all_input_nodes)
-        )
-    if plain and node.target is aten.mul.Tensor and len(node.all_input_nodes) == 2:
-        a, b = node.all_input_nodes
+    if not plain or node.target not in (aten.add.Tensor, aten.mul.Tensor):
+        return [_Term(node)]
+    a, b = (argument(node, i) for i in range(2))
+    if node.target is aten.mul.Tensor:
         return _times(r, a, b) or _times(r, b, a) or [_Term(node)]
-    return [_Term(node)]
+    left = _terms(r, a)
+    both = [*left, *(left if b is a else _terms(r, b))]
+    return both if len(both) <= MOST_TERMS else [_Term(node)]
 
 
 def _times(r: Rewriter, base: fx.Node, other: fx.Node) -> list[_Term]:
