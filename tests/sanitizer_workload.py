@@ -87,14 +87,17 @@ def candidate_attention(
         )
 
 
-# Reach every norm kernel compiled for a type of two bytes, and halved those for fp32: all numbers
-# of vectors, within a warp and over several, rows that fit and rows that don't.
-NORM_COLUMNS = [5, 64, 128, 130, 257, 384, 512, 576, 640, 1024, 1030, 1153, 1280, 2049, 2304, 2560,
-                8192]  # fmt: skip
+# Reach every norm kernel for aligned rows compiled for a type of two bytes, and halved those for
+# fp32: all numbers of vectors and lanes, within a warp and over several, rows that fit or don't.
+NORM_COLUMNS = [5, 64, 100, 128, 130, 257, 384, 500, 512, 576, 640, 700, 1001, 1024, 1030, 1280,
+                2304, 2560, 8192, 9001]  # fmt: skip
+NORM_COLUMNS_APART = [128, 1024, 1152, 2048, 4096]
 
 
-def norm(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> None:
-    x, residual, grad = (torch.randn(rows, columns, dtype=dtype, device="cuda") for _ in range(3))
+def norm(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16, apart: int = 0) -> None:
+    x, residual, grad = (
+        torch.randn(rows, columns + apart, dtype=dtype, device="cuda")[:, apart:] for _ in range(3)
+    )
     weight, bias = (torch.randn(columns, dtype=dtype, device="cuda") for _ in range(2))
     _, mean, rstd = torch.ops.ikbo.layer_norm_fwd(x, weight, bias)
     torch.ops.ikbo.layer_norm_bwd(grad, x, weight, bias, mean, rstd, 0.0, 1, 0b111)
@@ -155,11 +158,15 @@ WORK: list[tuple[Callable[..., None], tuple[object, ...]]] = [
     *((norm, (37, columns)) for columns in NORM_COLUMNS),
     *((norm, (37, columns, torch.float16)) for columns in NORM_COLUMNS),
     *((norm, (37, -(-columns // 2), torch.float32)) for columns in NORM_COLUMNS),
+    *((norm, (37, columns, torch.bfloat16, 1)) for columns in NORM_COLUMNS_APART),
     (norm, (9, 20_000)),  # clusters of 2 and 4
     (norm, (9, 131_072)),  # of 8 and 16
     (norm, (9, 262_144)),  # of 16
     (norm, (9, 262_145)),  # looped
+    (norm, (9, 40_001)),
     (norm, (9000, 257)),  # enough rows for rings in the forward
+    (norm, (9000, 769)),
+    (norm, (9000, 257, torch.bfloat16, 1)),
     (norm, (2100, 1024)),
     (norm, (600, 4095)),
     (norm, (1030, 16_384)),  # tickets

@@ -67,13 +67,36 @@ def test_threads(n: int, size: int, backward: bool) -> None:
     else:
         assert mapping.thread_vectors <= 4
         assert mapping.lanes == 32 * mapping.warps <= 512
-    # Of both kernels that a row may take: of a full one, and of one at any address.
-    for full in {False, mapping.idle_slots == 0}:
+    # Rows that would leave slots idle are interleaved. Others take either of two kernels: that of
+    # full ones, and that of any address.
+    assert mapping.interleaved or mapping.idle_slots == 0
+    for full in {True, mapping.interleaved}:
         most = _host.norm_max_threads(backward, mapping.thread_vectors, mapping.in_warp, full)
         assert 32 * mapping.warps <= most
-    # Every CTA of a cluster has columns, from a multiple of a vector on.
+    # Every CTA of a cluster has columns, but of interleaved ones from a multiple of a vector on.
     assert (mapping.cluster - 1) * mapping.cta_columns < n
-    assert mapping.cluster == 1 or mapping.cta_columns % mapping.vector == 0
+    aligned = mapping.cta_columns % mapping.vector == 0
+    assert mapping.cluster == 1 or aligned or mapping.interleaved
+
+
+@settings(max_examples=60, deadline=None)
+@given(columns, element_bytes, directions)
+def test_slots_that_interleaved_rows_count_on(n: int, size: int, backward: bool) -> None:
+    """Those that the kernels (norm/loose.cuh) don't ask about; and the choice of kernels."""
+    m = _host.norm_mapping(n, size, backward)
+    if m.looped or not m.interleaved:
+        return
+    if m.in_warp:
+        assert (m.lanes, m.thread_vectors) in {
+            (8, 1), (8, 2), (16, 2), (16, 3), (32, 2), (32, 3), (32, 4)
+        }  # fmt: skip
+    else:
+        assert m.thread_vectors == 2
+    vectors = m.thread_vectors - 1 if m.in_warp else m.thread_vectors // 2
+    for cta in {0, m.cluster - 1}:
+        for thread in range(m.lanes):
+            for v in range(vectors):
+                assert all(m.column(cta, thread, v, e) >= 0 for e in range(m.vector))
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -93,11 +116,8 @@ def test_the_sanitizer_sees_every_kernel(size: int, backward: bool) -> None:
     seen = set()
     for columns in NORM_COLUMNS:
         m = _host.norm_mapping(columns if size == 2 else -(-columns // 2), size, backward)
-        vectors, full = m.thread_vectors, m.idle_slots == 0
-        if not full:  # as compiled, norm/*_launch.cuh
-            vectors = next(v for v in ((2, 4, 9) if m.in_warp else (2, 4)) if v >= vectors)
-        seen.add((m.in_warp, full, vectors))
-    assert len(seen) == 6 + 3 + 4 + 2
+        seen.add((min(m.lanes, 64) if m.interleaved else m.in_warp, m.thread_vectors))
+    assert len(seen) == (5 if backward else 6) + 4 + 7 + 1
 
 
 def test_long_rows_take_clusters_and_longer_ones_a_loop() -> None:
@@ -152,6 +172,8 @@ def test_config(
     assert config.pitches == spans
     assert config.stage_bytes >= sum(spans) * config.rows_per_stage
     # Blocks cover the rows. No CTA and no partial without rows.
+    if mapping.interleaved:
+        assert mapping.in_warp or config.rows_per_stage == 1 or not backward
     assert 0 <= config.blocks * config.rows_per_stage - rows < config.rows_per_stage
     assert teams == config.partials == -(-config.owners // config.rings)
     assert teams <= -(-config.blocks // config.rings)
@@ -160,11 +182,11 @@ def test_config(
     if not backward:
         assert config.shared_bytes == config.ring_bytes + config.parameter_bytes
     if backward and bias:
-        held = not mapping.in_warp and mapping.thread_vectors <= 2  # in registers
+        held = mapping.interleaved if mapping.in_warp else mapping.thread_vectors <= 2
         assert config.shared_bytes == config.ring_bytes + (0 if held else config.sum_bytes)
 
 
-@pytest.mark.parametrize(("rows", "n"), [(131072, 128), (32768, 256), (32768, 1024)])
+@pytest.mark.parametrize(("rows", "n"), [(131072, 128), (32768, 256), (32768, 512)])
 def test_ctas_of_the_backward_have_about_the_same_rows(rows: int, n: int) -> None:
     config = _host.norm_config(rows, n, (2, 2, 0), True, True, H200)
     # Warp w of CTA t has the blocks of ring w * partials + t, as in norm/backward_sm90.cuh.

@@ -69,13 +69,14 @@ def _with_tensors(args: Args, tensors: Any) -> Args:
     return tuple(next(left) if isinstance(a, Tensor) else a for a in args)
 
 
-def _assert_close(actual: Tensor, exact: Tensor, plain: Tensor) -> None:
+def _assert_close(actual: Tensor, exact: Tensor, plain: Tensor, *, multiple: float = 2.0) -> None:
     """16-bit results must be one rounding away; in float32 a multiple of plain PyTorch's error."""
     if actual.dtype is torch.float64:
         torch.testing.assert_close(actual, exact)
     else:
         rounding_only = actual.dtype in (torch.bfloat16, torch.float16)
-        assert_matches_definition(actual, exact, None if rounding_only else plain)
+        reference = None if rounding_only else plain
+        assert_matches_definition(actual, exact, reference, multiple=multiple)
 
 
 def _check(name: str, args: Args) -> None:
@@ -131,7 +132,8 @@ def test_agrees_with_torch(
             got = ikbo.layer_norm(x, weight, bias)
             plain = F.layer_norm(x, size, weight, bias)
             exact = F.layer_norm(x.double(), size, weight.double(), bias.double())
-        _assert_close(got, exact, plain)
+        # Of one row it is luck whether plain PyTorch's largest error is a third or two of a unit.
+        _assert_close(got, exact, plain, multiple=3.0)
 
 
 @every_kind

@@ -224,6 +224,33 @@ def test_overlapped_rows_have_the_same_bits(name: str, dtype: torch.dtype, colum
 
 @pytest.mark.gpu
 @every_norm
+@every_dtype
+@pytest.mark.parametrize("columns", [1536, 4096, 12288, 32768, 262144])
+def test_quantised_rows_have_the_same_bits(name: str, dtype: torch.dtype, columns: int) -> None:
+    """Where the largest result is known early and where not, against rows at an odd address; and
+    against the norm's own results."""
+    rows = max(9, 2**22 // columns)
+    x, weight, bias = (randn(n, columns, dtype=dtype) for n in (rows, 1, 1))
+    for w, b, offset in ((weight[0], None, 0.0), (None, None, 0.0), (weight[0], bias[0], 1.0)):
+        y = forward(name, x, w, b, 1e-5, offset)[0].float()
+        for given in (None, torch.full((1,), 2.0**-6, device="cuda")):
+            quantise = getattr(torch.ops.ikbo, f"{name}_quant")
+            y_q, scales, *_ = quantise(x, w, b, given, 1e-5, offset)
+            again, same_scales, *_ = quantise(guarded(x, 1), w, b, given, 1e-5, offset)
+            assert torch.equal(y_q.view(torch.uint8), again.view(torch.uint8))
+            assert torch.equal(scales, same_scales)
+            if given is None:
+                step = 2 * torch.finfo(dtype).eps  # y is rounded, what is quantised isn't
+                torch.testing.assert_close(scales, y.abs().amax(1) / 448, rtol=step, atol=0)
+                assert (y_q.float().abs().amax(1) == 448).all()
+            scale = scales[:, None] if given is None else given
+            wanted = y.clamp(-448 * scale, 448 * scale)
+            error = (y_q.float() * scale - wanted).abs()
+            assert (error <= wanted.abs() * 2.0**-4 * 1.1 + scale * 2.0**-10 * 1.1).all()
+
+
+@pytest.mark.gpu
+@every_norm
 @pytest.mark.parametrize("columns", [64, 1000, 8192, 40000])
 def test_expanded_gradients(name: str, columns: int) -> None:
     x, weight = randn(9, columns), randn(columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import time
@@ -17,6 +18,7 @@ from torch.export import ExportedProgram
 
 import ikbo
 from ikbo.rewrite import Report
+from ikbo.rewrite.algebra import registry
 from ikbo.testing import assert_matches_definition
 
 NAMES = list(MODELS)
@@ -79,9 +81,48 @@ def test_inputs_copied_already(name: str) -> None:
     torch.testing.assert_close(program.module()(**renamed), model(**given), rtol=1e-4, atol=1e-5)
 
 
+def _thin(name: str, sizes: Sizes) -> nn.Module:
+    """A small model, its crosses as thin beside its width as the large one's are."""
+    torch.manual_seed(0)
+    made = models.DCNv2(sizes, rank=2) if name == "dcnv2" else MODELS[name](sizes)
+    return made.eval()
+
+
+# What a GPU's programs do instead of making copies in pieces, and what half precision adds.
+OF_A_GPU = {
+    "dlrm": ("split", "replaced by concat_linear"),
+    "dcnv2": ("split", "merged"),
+    "wukong": ("merged",),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients(name: str) -> None:
-    model, (program, _, _) = _model(name), _rewritten(name)
+def test_programs_for_a_gpu(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "counts_launches", lambda device: True)
+    sizes = dataclasses.replace(SMALL, mlp=(16, 8))
+    model = _thin(name, sizes).to(dtype)
+    given = arguments(model, sizes, 9, 3, dtype=dtype)
+    program, report = ikbo.rewrite(model, given, contexts(model), ["candidate_ids"])
+    assert bool(report.broadcasts) == (name in COPIES), str(report)
+    reasons = [e.reason for e in report.of("left")]
+    assert any("no op reads through the map" in r for r in reasons) == (name in COPIES), str(report)
+    report.verify()
+    for action in OF_A_GPU.get(name, ()):
+        assert report.of(action), str(report)
+    ops = {str(n.target) for n in program.graph.nodes}
+    assert ("ikbo.linear_act.default" in ops) == (dtype is torch.bfloat16), str(report)
+    assert not any("compression" in op for op in ops)
+
+
+@pytest.mark.parametrize("launches", [False, True], ids=["cpu's", "gpu's"])
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients(name: str, launches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "counts_launches", lambda device: launches)
+    model = _model(name)
+    program, _ = ikbo.rewrite(
+        model, arguments(model, SMALL, 9, 3), contexts(model), ["candidate_ids"]
+    )
     given = arguments(model, SMALL, 20, 4)
     given.pop("user_dense", None)
     given |= {"user_dense": torch.randn(4, SMALL.dense_features)} if name == "dlrm" else {}
@@ -180,30 +221,38 @@ SWAPPABLE = {"always_keep_tensor_constants": True, "joint_graph_constant_folding
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("folding", [False, True], ids=["not folded", "folded"])
-def test_constants_of_a_package_are_swapped(folding: bool, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "launches", "folding"),
+    [("din", False, False), ("din", False, True), ("dlrm", True, True), ("dcnv2", True, True),
+     ("wukong", True, True)],
+)  # fmt: skip
+def test_constants_of_a_package_are_swapped(
+    name: str, launches: bool, folding: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Views, sums and packs of weights follow a later checkpoint of the original."""
-    model, (program, report, _) = _model("din"), _rewritten("din")
-    assert report.of("split") and report.of("replaced by concat_linear")
+    monkeypatch.setattr(registry, "counts_launches", lambda device: launches)
+    model = _thin(name, SMALL)
+    given = arguments(model, SMALL, 9, 3)
+    program, _ = ikbo.rewrite(model, given, contexts(model), ["candidate_ids"])
     path = torch._inductor.aoti_compile_and_package(
         program,
-        package_path=f"{tmp_path}/din.pt2",
+        package_path=f"{tmp_path}/{name}.pt2",
         inductor_configs={**SWAPPABLE, "aot_inductor.use_runtime_constant_folding": folding},
     )
     package = torch._inductor.aoti_load_package(path)
     given = arguments(model, SMALL, 20, 4)
-    later = MODELS["din"](SMALL).eval()
+    later = _thin(name, SMALL)
     with torch.no_grad():
         for parameter in later.parameters():
             parameter.copy_(torch.randn_like(parameter))
         torch.testing.assert_close(package(**given), model(**given), rtol=1e-4, atol=1e-5)
         package.load_constants(later.state_dict(), check_full_update=False)
-        torch.testing.assert_close(package(**given), later(**given), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(package(**given), later(**given), rtol=1e-3, atol=1e-3)
 
 
 # CPU time of what the original needs, at 70 candidates a user, in eager mode, one thread: 0.6, but
 # where nearly as much arithmetic is the candidates' own; docs/rewrite.md says more.
-TIMES = {"dlrm": 0.7, "wukong": 0.95}
+TIMES = {"dlrm": 0.7, "wukong": 0.85}
 
 
 @pytest.mark.no_cover

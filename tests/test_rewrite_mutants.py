@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ikbo
-from ikbo.rewrite import Report, broadcasts, engine, rules
+from ikbo.rewrite import Report, broadcasts, engine, merging, rules
 from ikbo.rewrite.algebra import (
     activations,
     attention,
@@ -22,6 +22,7 @@ from ikbo.rewrite.algebra import (
     forms,
     linear,
     registry,
+    scores,
     sparse,
     stacks,
 )
@@ -46,9 +47,17 @@ def _inputs(n_users: int = 3, n_candidates: int = 7) -> tuple[Tensor, ...]:
     return user, candidate, (torch.arange(n_candidates) // 2) % n_users
 
 
-def _report(function: Function, core: bool = False) -> Report:
-    if not core:
-        return ikbo.rewrite(Model(function), _inputs(), USER, ["candidate"])[1]
+# What a program is made of: ATen's core ops; bfloat16 inputs; a GPU's (monkeypatched) programs.
+CORE, HALF, GPU = "core", "half", "gpu"
+
+
+def _given(mode: str = "") -> tuple[Tensor, ...]:
+    return tuple(t.bfloat16() if mode == HALF and t.is_floating_point() else t for t in _inputs())
+
+
+def _report(function: Function, mode: str = "") -> Report:
+    if mode != CORE:
+        return ikbo.rewrite(Model(function), _given(mode), USER, ["candidate"])[1]
     users, candidates = torch.export.Dim("user"), torch.export.Dim("candidates")
     shapes = ({0: users}, {0: candidates}, {0: candidates})
     program = torch.export.export(Model(function), _inputs(), dynamic_shapes=shapes)
@@ -248,41 +257,87 @@ def _crossed(u: Tensor, c: Tensor) -> Tensor:
     return F.linear(x0 * F.linear(F.linear(x0, THIN_16), THIN_16.T, WIDE_BIAS) - x0, WIDE)
 
 
-LOWER = torch.tril_indices(6, 6, -1)
-ALGEBRA: dict[Any, tuple[Function, bool]] = {
-    activations.fuse_activation: (lambda u, c: F.silu(F.linear(_joined(u, c), WIDE)), False),
-    attention.attention: (_target_attention, False),
-    bilinear.bilinear: (lambda u, c: F.bilinear(u[:, 0], c, TRILINEAR, BIAS[:4]), False),
-    bilinear.einsum: (lambda u, c: torch.einsum("bi,ij,bj->b", u[:, 0], SQUARE, c), False),
-    concatenation.concatenation: (_joined, False),
-    concatenation.stack: (lambda u, c: torch.stack([u[:, 0], c, u[:, 1]], 1).sin(), False),
-    concatenation.elementwise: (lambda u, c: F.linear(_joined(u, c) * _joined(u, c), WIDE), False),
-    concatenation.flatten: (lambda u, c: _stack(u, c).flatten(1) @ torch.ones(48, 2), False),
-    concatenation.columns: (lambda u, c: _joined(u, c)[:, 3:9], False),
-    concatenation.one_of_split: (lambda u, c: _joined(u, c).split([3, 9, 4], 1)[1].sin(), False),
-    linear.linear: (lambda u, c: F.linear(_joined(u, c), WIDE, BIAS), False),
-    linear.addmm: (lambda u, c: F.linear(_joined(u, c), WIDE, BIAS), True),
-    linear.matmul: (lambda u, c: STACK @ _stack(u, c), False),
-    linear.compression: (lambda u, c: torch.einsum("mk,bkd->bmd", STACK, _stack(u, c)), False),
-    stacks.product: (_gram, False),
-    stacks.reduction: (lambda u, c: _stack(u, c).mean(1), False),
-    stacks.pairs: (lambda u, c: _gram(u, c)[:, LOWER[0], LOWER[1]], False),
-    stacks.flat_grid: (lambda u, c: _gram(u, c).flatten(1), False),
-}
+def _compressed_fm(u: Tensor, c: Tensor) -> Tensor:
+    """Wukong's: products of the rows with few of their combinations, and other combinations."""
+    rows = _stack(u, c)
+    products = rows @ (rows.transpose(1, 2) @ STACK.T)
+    return torch.cat([products.flatten(1), F.linear(rows.transpose(1, 2), STACK).flatten(1)], 1)
+
+
+def _products_of_joins(u: Tensor, c: Tensor) -> Tensor:
+    rows = (u * c[:, None]).transpose(1, 2)
+    return torch.cat([rows @ STACK[:3, :5].T, F.linear(rows, STACK[:3, 1:], BIAS[:3])], 2)
+
+
+def _two_compressions(u: Tensor, c: Tensor) -> Tensor:
+    rows = _stack(u, c)
+    return torch.cat([STACK @ rows, STACK.flip(0) @ rows], 1)
+
+
+def _pairs(u: Tensor, c: Tensor) -> Tensor:
+    rows = torch.cat([u, torch.stack([c, c.sin()], 1)], 1)
+    return torch.bmm(rows, rows.transpose(1, 2))[:, LOWER[0], LOWER[1]]
+
+
+def _cross_and_score(u: Tensor, c: Tensor) -> Tensor:
+    """A low-rank cross, and of it one column."""
+    x0 = _joined(u, c)
+    crossed = x0 * F.linear(F.linear(x0, THIN_16), THIN_16.T, WIDE_BIAS) + x0 + x0.sin()
+    return F.linear(torch.cat([crossed, c.sin()], 1), SCORE, BIAS[:1])
+
+
+def _few_of_joins(u: Tensor, c: Tensor) -> Tensor:
+    return F.linear(torch.cat([u[:, 0] * c, c], 1), WIDE[:2], BIAS[:2])
+
+
+def _half(*tensors: Tensor) -> list[Tensor]:
+    return [t.bfloat16() for t in tensors]
+
+
+LOWER = torch.tril_indices(7, 7, -1)
+SCORE = torch.randn(1, 24) / 5
+PAIRED = torch.randn(8, 21) / 5
+ALGEBRA: dict[Any, tuple[Function, str]] = {
+    activations.fuse_activation: (lambda u, c: F.silu(F.linear(_joined(u, c), WIDE)), ""),
+    activations.chained: (
+        lambda u, c: F.linear(F.relu(F.linear(_joined(u, c), *_half(WIDE))), *_half(SQUARE[:1])),
+        HALF,
+    ),
+    attention.attention: (_target_attention, ""),
+    bilinear.bilinear: (lambda u, c: F.bilinear(u[:, 0], c, TRILINEAR, BIAS[:4]), ""),
+    bilinear.einsum: (lambda u, c: torch.einsum("bi,ij,bj->b", u[:, 0], SQUARE, c), ""),
+    concatenation.concatenation: (_joined, ""),
+    concatenation.stack: (lambda u, c: torch.stack([u[:, 0], c, u[:, 1]], 1).sin(), ""),
+    concatenation.elementwise: (lambda u, c: F.linear(_joined(u, c) * _joined(u, c), WIDE), ""),
+    concatenation.flatten: (lambda u, c: _stack(u, c).flatten(1) @ torch.ones(48, 2), ""),
+    concatenation.columns: (lambda u, c: _joined(u, c)[:, 3:9], ""),
+    concatenation.one_of_split: (lambda u, c: _joined(u, c).split([3, 9, 4], 1)[1].sin(), ""),
+    linear.linear: (lambda u, c: F.linear(_joined(u, c), WIDE, BIAS), ""),
+    linear.addmm: (lambda u, c: F.linear(_joined(u, c), WIDE, BIAS), CORE),
+    linear.matmul: (lambda u, c: STACK @ _stack(u, c), ""),
+    linear.compression: (lambda u, c: torch.einsum("mk,bkd->bmd", STACK, _stack(u, c)), ""),
+    scores.over_joins: (
+        lambda u, c: F.linear(torch.cat([u[:, 0] * c, c], 1), WIDE[:1], BIAS[:1]), GPU,
+    ),
+    stacks.product: (_gram, ""),
+    stacks.reduction: (lambda u, c: _stack(u, c).mean(1), ""),
+    stacks.pairs: (_pairs, ""),
+    stacks.flat_grid: (lambda u, c: _gram(u, c).flatten(1), ""),
+}  # fmt: skip
 SPARSE = {f for fs in registry.ALGEBRA.values() for f in fs if inspect.getmodule(f) is sparse}
 
 
-def _one_percent_off(r: Rewriter, lazy: Lazy) -> Lazy:
+def _off(r: Rewriter, lazy: Lazy, factor: float) -> Lazy:
     if isinstance(lazy, Gathered):
-        return dataclasses.replace(lazy, source=_one_percent_off(r, lazy.source))
+        return dataclasses.replace(lazy, source=_off(r, lazy.source, factor))
     if isinstance(lazy, Joined):
         first, *rest = lazy.parts
-        return dataclasses.replace(lazy, parts=(_one_percent_off(r, first), *rest))
+        return dataclasses.replace(lazy, parts=(_off(r, first, factor), *rest))
     if isinstance(lazy, Grid):
         (first, *rest), *rows = lazy.blocks
-        return Grid(((_one_percent_off(r, first), *rest), *rows))
+        return Grid(((_off(r, first, factor), *rest), *rows))
     assert isinstance(lazy, torch.fx.Node)
-    return r.builder.call(aten.mul.Tensor, lazy, 1.01)
+    return r.builder.call(aten.mul.Tensor, lazy, factor)
 
 
 def test_every_function_of_the_algebra_has_a_mutant() -> None:
@@ -290,16 +345,19 @@ def test_every_function_of_the_algebra_has_a_mutant() -> None:
     assert registered == {*ALGEBRA, *SPARSE}
 
 
-def test_algebra_as_it_is() -> None:
-    functions = [f for f, core in ALGEBRA.values() if not core]
-    functions += [f for *_, f in MISTAKES.values()]
-    _report(lambda u, c: [f(u, c) for f in functions]).verify(_inputs())  # type: ignore[return-value]
-    _report(ALGEBRA[linear.addmm][0], core=True).verify(_inputs())
+def test_algebra_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [*ALGEBRA.values(), *((f, mode) for *_, f, mode in MISTAKES.values())]
+    for mode in ("", HALF, CORE, GPU):
+        if mode == GPU:
+            monkeypatch.setattr(registry, "counts_launches", lambda device: True)
+        functions = [f for f, its in found if its == mode]
+        _report(lambda u, c: [f(u, c) for f in functions], mode).verify(_given(mode))  # type: ignore[return-value]  # noqa: B023
 
 
 @pytest.mark.parametrize("rule", ALGEBRA, ids=lambda f: f.__name__)
 def test_algebra_that_is_one_percent_off(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    function, core = ALGEBRA[rule]
+    function, mode = ALGEBRA[rule]
+    monkeypatch.setattr(registry, "counts_launches", lambda device: mode == GPU)
     calls = []
 
     def mutant(r: Rewriter, node: Any) -> Any:
@@ -307,15 +365,15 @@ def test_algebra_that_is_one_percent_off(rule: Any, monkeypatch: pytest.MonkeyPa
         if done is None:
             return None
         calls.append(node)
-        return _one_percent_off(r, done[0]), *done[1:]
+        return _off(r, done[0], 1.25 if mode == HALF else 1.01), *done[1:]
 
     for target, functions in registry.ALGEBRA.items():
         wrong = [mutant if f is rule else f for f in functions]
         monkeypatch.setitem(registry.ALGEBRA, target, wrong)
-    report = _report(function, core)
+    report = _report(function, mode)
     assert calls
     with pytest.raises(AssertionError, match="error"):
-        report.verify(_inputs())
+        report.verify(_given(mode))
 
 
 def _swapped(r: Rewriter, weight: Any, ranges: list[Any]) -> Any:
@@ -335,58 +393,131 @@ _WEIGHT_SUM, _WITHIN, _SPLIT = linear._weight_sum, stacks._within, linear._split
 _TIMES, _COLUMNS_OF, _MATRIX = forms._times, forms.columns_of, forms._matrix
 _MERGED = forms._merged
 _ATTEND, _LENGTHS = attention._candidate_attention, attention._lengths
-MISTAKES: dict[str, tuple[Any, str, Any, Function]] = {
-    "wrong columns": (linear, "_columns", _swapped, lambda u, c: F.linear(_joined(u, c), WIDE)),
+_WHOLE, _SPREAD, _WHOLE_BYTES = stacks._whole, linear._spread, linear.in_whole_bytes
+_MERGE, _OF_COPIES = merging._merge, merging._of_copies
+
+
+_FACTORS, _WEIGHT_OF, _WITH_COLUMNS = scores._times, scores._weight_of, scores._with_columns
+
+
+def _with_others(parts: list[Any]) -> list[Any]:
+    return [(part, columns) for (part, _), (_, columns) in zip(parts, parts[::-1], strict=True)]
+
+
+def _turned(builder: Any, weight: Any) -> Any:
+    return builder.call(aten.flip.default, weight, [1])
+
+
+def _turned_weight(r: Rewriter, x: Any, first: Any) -> Any:
+    halves = _WHOLE_BYTES(r, x, first)
+    return tuple(dataclasses.replace(h, weight=_turned(r.builder, h.weight)) for h in halves)
+
+
+def _shifted(r: Rewriter, term: Any, weight: Any) -> Any:
+    spread = _SPREAD(r, term, weight)
+    return spread and (spread[0], _turned(r.builder, spread[1]))
+
+
+def _turned_copies(builder: Any, node: Any) -> Any:
+    product = _OF_COPIES(builder, node)
+    turned = product and builder.call(aten.flip.default, product.weight, [0])
+    return product and dataclasses.replace(product, weight=turned)
+
+
+MISTAKES: dict[str, tuple[Any, str, Any, Function, str]] = {
+    "wrong columns": (linear, "_columns", _swapped, lambda u, c: F.linear(_joined(u, c), WIDE), ""),
     "a bias dropped": (
         linear, "_split", lambda r, node, joined, w, bias: _SPLIT(r, node, joined, w, None),
-        lambda u, c: F.linear(_joined(u, c), WIDE, BIAS),
+        lambda u, c: F.linear(_joined(u, c), WIDE, BIAS), "",
     ),
     "a difference taken for a sum": (
         linear, "_weight_sum", _sum_of_signs,
-        lambda u, c: F.linear(torch.cat([u[:, 0] - c, c], 1), WIDE),
+        lambda u, c: F.linear(torch.cat([u[:, 0] - c, c], 1), WIDE), "",
     ),
     "another scale": (
         attention, "_candidate_attention",
         lambda r, query, q, k, v, scale, n=None: _ATTEND(r, query, q, k, v, None),
-        _attention_by_hand,
+        _attention_by_hand, "",
     ),
     "one key less": (
         attention, "_lengths",
-        lambda r, mask, k: r.builder.call(aten.sub.Tensor, _LENGTHS(r, mask, k), 1), _masked,
+        lambda r, mask, k: r.builder.call(aten.sub.Tensor, _LENGTHS(r, mask, k), 1), _masked, "",
     ),
     "pairs of the transposed block": (
-        stacks, "_within", lambda sizes, i: _WITHIN(sizes, sum(sizes) - 1 - i),
-        lambda u, c: _gram(u, c)[:, LOWER[0], LOWER[1]],
+        stacks, "_within", lambda sizes, i: _WITHIN(sizes, sum(sizes) - 1 - i), _pairs, "",
     ),
     "a form without its constant": (
-        forms, "_times", lambda r, a, b: _TIMES(r, a, b)[:1], _crossed,
+        forms, "_times", lambda r, a, b: _TIMES(r, a, b)[:1], _crossed, "",
     ),
     "a form's constant twice": (
-        forms, "_merged", lambda r, form: _MERGED(r, [*form, form[-1]]), _crossed,
+        forms, "_merged", lambda r, form: _MERGED(r, [*form, form[-1]]), _crossed, "",
     ),
     "a form of the wrong columns of the thin map": (
         concatenation, "columns_of",
-        lambda r, node, dim, a, b: _COLUMNS_OF(r, node, dim, 8 - a, 8 - a + b - a), _crossed,
+        lambda r, node, dim, a, b: _COLUMNS_OF(r, node, dim, 8 - a, 8 - a + b - a), _crossed, "",
     ),
     "a form's matrix of the weights without the context": (
         forms, "_matrix",
         lambda r, source, *rest: _MATRIX(r, r.builder.call(aten.ones_like.default, source), *rest),
-        _crossed,
+        _crossed, "",
     ),
     "the wrong activation": (
         activations, "ACTIVATIONS", {**activations.ACTIVATIONS, aten.silu.default: "relu"},
-        lambda u, c: F.silu(F.linear(_joined(u, c), WIDE)),
+        lambda u, c: F.silu(F.linear(_joined(u, c), WIDE)), "",
     ),
     "a product that isn't symmetric taken for one": (
         stacks, "_transpose_of", lambda a, b: True,
-        lambda u, c: torch.bmm(_stack(u, c), _stack(u.sin(), c).transpose(1, 2)),
+        lambda u, c: torch.bmm(_stack(u, c), _stack(u.sin(), c).transpose(1, 2)), "",
+    ),
+    "a wrong activation of a Linear by itself": (
+        activations, "ACTIVATIONS", {**activations.ACTIVATIONS, aten.silu.default: "sigmoid"},
+        lambda u, c: F.silu(F.linear(c, *_half(SQUARE, BIAS))) + u[:, 0], HALF,
+    ),
+    "zero columns met by others of the weight": (
+        linear, "in_whole_bytes", _turned_weight,
+        lambda u, c: F.linear(torch.cat([u[:, 0, :5], c], 1), *_half(WIDE[:, :13])), HALF,
+    ),
+    "a score without the constant of a cross": (
+        scores, "_times", lambda r, a, b: _FACTORS(r, a, b)[:1], _cross_and_score, GPU,
+    ),
+    "a cross met by the weights of another row": (
+        scores, "_weight_of", lambda r, *rest: r.builder.call(
+            aten.roll.default, _WEIGHT_OF(r, *rest), [1], [0]), _cross_and_score, GPU,
+    ),
+    "joins that meet each other's columns": (
+        scores, "_with_columns",
+        lambda r, x, weight: _with_others(_WITH_COLUMNS(r, x, weight)), _few_of_joins, GPU,
+    ),
+    "columns of the wrong product": (
+        stacks, "_whole", lambda block: (_WHOLE(block)[0], 0), _pairs, GPU,
+    ),
+    "a weight spread over the wrong columns": (
+        linear, "_spread", _shifted, lambda u, c: F.linear(_pairs(u, c), PAIRED), GPU,
+    ),
+    "compressions merged as if they had the same weights": (
+        merging, "_merge_joins",
+        lambda b, group: [n.replace_all_uses_with(group[0]) for n in group], _two_compressions, "",
+    ),
+    "products merged with one weight": (
+        merging, "_merge",
+        lambda b, its: _MERGE(b, [dataclasses.replace(p, weight=its[0].weight) for p in its]),
+        _products_of_joins, "",
+    ),
+    "a merged product without its bias": (
+        merging, "_merge",
+        lambda b, its: _MERGE(b, [dataclasses.replace(p, bias=None) for p in its]),
+        _products_of_joins, "",
+    ),
+    "a product of copies with the parts' weights the other way round": (
+        merging, "_of_copies", _turned_copies, _compressed_fm, GPU,
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_in_the_algebra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    where, attribute, wrong, function = MISTAKES[name]
+    where, attribute, wrong, function, mode = MISTAKES[name]
+    monkeypatch.setattr(registry, "counts_launches", lambda device: mode == GPU)
     monkeypatch.setattr(where, attribute, wrong)
     with pytest.raises(AssertionError, match="error"):
-        _report(function).verify(_inputs())
+        _report(function, mode).verify(_given(mode))

@@ -34,6 +34,9 @@ NOTE = (
     "them, `original_compiled` the model as it is written, both under `torch.compile`."
 )
 RATIO = 70
+# What a kernel takes in a graph whatever it does: the mean of those of the models as they are
+# written that take less than 6 us at B = 1024, 2.5 us, and 0.4 us to the next.
+LAUNCH_US = 2.9
 
 
 def cases(scaled: Callable[[int], int]) -> list[Case]:
@@ -51,7 +54,8 @@ def cases(scaled: Callable[[int], int]) -> list[Case]:
             return SimpleNamespace(model=(name, sizes, draw.device, draw.dtype), **given)
 
         contestants = {"ikbo": _call(_rewritten), "original_compiled": _call(_model)}
-        return Case(f"{name}_B{batch}_r{RATIO}", inputs, contestants)
+        # By graphs, however long: how fast a host launches so many kernels isn't the question.
+        return Case(f"{name}_B{batch}_r{RATIO}", inputs, contestants, by_graphs=True)
 
     return [case(name, batch) for name in MODELS for batch in (1024, 4096)]
 
@@ -105,6 +109,7 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "benchmarks/results/h200"
     result = json.loads((folder / "models.json").read_text())
     ceilings = {n: result["meta"][n] for n in ("copy_TBps", "matmul_TFLOPS")}
+    ceilings["launch_us"] = LAUNCH_US
     # As it was measured, if there is such a GPU: on a CPU some copies are made in pieces.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     speedups = []

@@ -3,7 +3,8 @@
 //
 // A row is cut into vectors of 16 bytes of x. Short rows take a warp or a part of one; longer ones
 // a CTA, and longer ones yet a cluster of CTAs that each hold a span of columns. Rows beyond the
-// largest cluster are read several times (`looped`).
+// largest cluster are read several times (`looped`). Rows whose vectors would leave slots without a
+// column are dealt out by elements (`interleaved`).
 #pragma once
 
 #include <algorithm>
@@ -24,6 +25,7 @@ struct NormMapping {
   static constexpr int kCtaThreadVectors = 4;
 
   bool looped;
+  bool interleaved;  // neighbouring threads have neighbouring columns, not neighbouring vectors
   int64_t columns;
   int vector;           // elements of a vector
   int cluster;          // CTAs a row
@@ -40,8 +42,16 @@ struct NormMapping {
     return looped ? 0 : int64_t{cluster} * lanes * thread_vectors * vector - columns;
   }
 
-  // The column of element e of vector v of a row's thread; -1 where there is none.
+  // The column of element e of vector v of a row's thread; -1 where there is none. Interleaved, the
+  // warps of a CTA share its columns evenly.
   int64_t column(int cta, int thread, int v, int e) const {
+    if (interleaved) {
+      const int64_t count = std::min(cta_columns, columns - cta * cta_columns);
+      const int warp = in_warp() ? 0 : thread / 32, parts = in_warp() ? 1 : warps;
+      const int step = std::min(lanes, 32), slot = v * vector + e;
+      const int64_t inside = count * warp / parts + slot * step + thread % step;
+      return inside < count * (warp + 1) / parts ? cta * cta_columns + inside : -1;
+    }
     const int64_t inside = (int64_t{v} * lanes + thread) * vector + e;
     const int64_t column = cta * cta_columns + inside;
     return inside < cta_columns && column < columns ? column : -1;
@@ -79,7 +89,10 @@ inline int64_t fit_in_warp(NormPass pass, int64_t vectors, NormMapping& m) {
 // the forward takes the most vectors, so that an SM works on more rows; the backward, which leaves
 // a partial sum a CTA, the fewest. Returns the idle packets.
 inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
-  const int most = packets <= 8 * NormMapping::kCtaThreadVectors ? 8 : 16;
+  // The backward of 16 packets takes 16 warps: with two vectors a thread a row wouldn't fit its
+  // registers, and would be read twice.
+  const bool one_each = pass == NormPass::kBackward && packets == 16;
+  const int most = packets <= 8 * NormMapping::kCtaThreadVectors && !one_each ? 8 : 16;
   int64_t fewest = INT64_MAX;
   for (int each = 1; each <= NormMapping::kCtaThreadVectors; ++each) {
     const int64_t warps = ceil_div(packets, each), idle = warps * each - packets;
@@ -93,10 +106,33 @@ inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
   return fewest;
 }
 
+// Deals out columns by elements, over the same CTAs. The fewer lanes a row has the less its sums
+// and addresses cost beside its elements.
+inline void interleave(NormMapping& m) {
+  m.interleaved = true;
+  m.cta_columns = m.columns;
+  for (int turn = 0; turn < 3; ++turn) {
+    m.lanes = 8 << turn;
+    m.thread_vectors = static_cast<int>(ceil_div(ceil_div(m.columns, m.lanes), m.vector));
+    if (m.thread_vectors <= 2 + turn) return;
+  }
+  // Two vectors a thread of up to 16 warps, of which registers hold weight and bias as well.
+  const auto packets = [&] {
+    m.cta_columns = ceil_div(m.columns, m.cluster);
+    return ceil_div(ceil_div(m.cta_columns, m.vector), 32);
+  };
+  m.thread_vectors = 2;
+  while (packets() > 32) m.cluster *= 2;
+  m.looped = m.cluster > NormMapping::kMaxCluster;
+  m.warps = static_cast<int>(ceil_div(packets(), m.thread_vectors));
+  m.lanes = 32 * m.warps;
+}
+
 }  // namespace norm_detail
 
 // The vectors a thread that the kernel for a mapping is compiled for. `full`: every thread has so
-// many, whole and aligned, and the kernel is compiled for the very number.
+// many, whole and aligned, and the kernel is compiled for the very number, as are those for
+// interleaved columns.
 constexpr int norm_compiled_vectors(int vectors, bool in_warp, bool full) {
   if (full) return vectors;
   if (vectors <= 2) return 2;
@@ -110,9 +146,18 @@ constexpr int norm_max_threads(NormPass pass, int compiled_vectors, bool in_warp
   return pass == NormPass::kForward || compiled_vectors > 4 ? 256 : 384;
 }
 
-// `element_bytes` of x; columns >= 1.
-inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_bytes) {
-  using norm_detail::ceil_div;
+namespace norm_detail {
+
+inline NormMapping looped(NormMapping m) {
+  m.interleaved = false;
+  m.cluster = 1;
+  m.cta_columns = m.columns;
+  m.warps = 16;
+  m.lanes = 32 * m.warps;
+  return m;
+}
+
+inline NormMapping by_vectors(NormPass pass, int64_t columns, int element_bytes) {
   const bool forward = pass == NormPass::kForward;
   NormMapping m{};
   m.columns = columns;
@@ -121,16 +166,14 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
   m.cta_columns = columns;
   const int64_t vectors = ceil_div(columns, m.vector), packets = ceil_div(vectors, 32);
 
-  // In a warp up to 4 vectors a lane, and more where that fits the row better than a CTA does.
-  if (vectors <= 32 * NormMapping::kThreadVectors.back()) {
+  // In a warp up to 4 vectors a lane, and more where that fits the row better than a CTA does. The
+  // backward of 32 lanes with 4 has too few warps: it takes a CTA of a vector a thread.
+  const bool spreads = !forward && vectors == 4 * 32;
+  if (!spreads && vectors <= 32 * NormMapping::kThreadVectors.back()) {
     NormMapping cta = m;
-    const int64_t idle = norm_detail::fit_in_warp(pass, vectors, m);
-    const int64_t cta_idle =
-        norm_detail::fit_in_cta(pass, packets, cta) * 32 + packets * 32 - vectors;
-    if (vectors <= 32 * NormMapping::kCtaThreadVectors || idle < cta_idle) {
-      m.warps = norm_max_threads(pass, m.thread_vectors, true) / 32;
-      return m;
-    }
+    const int64_t idle = fit_in_warp(pass, vectors, m);
+    const int64_t cta_idle = fit_in_cta(pass, packets, cta) * 32 + packets * 32 - vectors;
+    if (vectors <= 32 * NormMapping::kCtaThreadVectors || idle < cta_idle) return m;
   }
   // The backward keeps sums a column in registers, so a CTA takes half as much.
   const int64_t half = 8 * NormMapping::kCtaThreadVectors, most = 2 * half;
@@ -141,14 +184,22 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
   while (a_cta * m.cluster < packets) m.cluster *= 2;
   if (m.cluster > NormMapping::kMaxCluster) {
     m.looped = true;
-    m.cluster = 1;
-    m.warps = 16;
-    m.lanes = 32 * m.warps;
     return m;
   }
   const int64_t span = ceil_div(packets, m.cluster);
-  norm_detail::fit_in_cta(pass, span, m);
+  fit_in_cta(pass, span, m);
   if (m.cluster > 1) m.cta_columns = span * 32 * m.vector;
+  return m;
+}
+
+}  // namespace norm_detail
+
+// `element_bytes` of x; columns >= 1.
+inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_bytes) {
+  NormMapping m = norm_detail::by_vectors(pass, columns, element_bytes);
+  if (m.idle_slots() > 0) norm_detail::interleave(m);
+  if (m.looped) return norm_detail::looped(m);
+  if (m.in_warp()) m.warps = norm_max_threads(pass, m.thread_vectors, true) / 32;
   return m;
 }
 
@@ -184,9 +235,10 @@ struct NormConfig {
   constexpr int sum_bytes() const {
     return mapping.warps * 32 * mapping.thread_vectors * mapping.vector * 4;
   }
-  // Registers hold those of a CTA's short rows.
+  // Registers hold those of a CTA's short rows, and of interleaved ones within a warp.
   constexpr int bias_sum_bytes() const {
-    const bool held = !mapping.in_warp() && mapping.thread_vectors <= kPairVectors;
+    const bool held =
+        mapping.in_warp() ? mapping.interleaved : mapping.thread_vectors <= kPairVectors;
     return bias_sums && !held ? sum_bytes() : 0;
   }
   constexpr int parameter_bytes() const {
@@ -233,7 +285,6 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   constexpr int64_t kStageBytes = 2048;   // of x, at least, where rows are short
   constexpr int64_t kTicketStage = 8192;  // of x: a counter takes about 400 draws a microsecond
   constexpr int64_t kStaticBytes = 4096;  // more than the kernels' barriers and sums take
-  constexpr int64_t kBytesPerSm = 200 * 1024;  // of dynamic shared memory, of 228 KB in all
   const bool forward = pass == NormPass::kForward;
   // From here on that SMs are not equally fast is worth a counter, which costs its clearing.
   constexpr int64_t kTicketBytes = int64_t{32} << 20;
@@ -257,7 +308,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     return m.in_warp() || 2 * norm_detail::staged_row_bytes(c) + c.kept_bytes() + kStaticBytes <=
                               device.max_shared_bytes_per_cta;
   };
-  c.keeps_parameters = forward && !m.looped;
+  c.keeps_parameters = forward && !m.looped && !m.interleaved;
   if (!fits()) c.keeps_parameters = false;
   if (!fits()) m.looped = true;
   if (m.looped) {
@@ -269,61 +320,79 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     return c;
   }
   const int64_t row_bytes = m.cta_columns * p.staged[0];
-  if (forward && m.cluster == 1 && p.rows * p.columns * p.staged[0] <= kDirectBytes) {
+  const bool loose_over_warps = m.interleaved && !m.in_warp();
+  if (forward && m.cluster == 1 && !loose_over_warps &&
+      p.rows * p.columns * p.staged[0] <= kDirectBytes) {
     const int64_t rows_per_cta = m.in_warp() ? m.warps * c.at_once : 1;
     c.direct = true;
     c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * p.groups;
     return c;
   }
   // CTAs an SM, as many as registers allow.
-  int per_sm = 1;
+  const int warps = forward && m.interleaved ? m.warps + 1 : m.warps;  // with the porter
+  const int most_warps = forward && m.interleaved ? 18 : 16;
+  const int per_sm = !m.in_warp()                       ? std::clamp(most_warps / warps, 1, 8)
+                     : forward && m.thread_vectors <= 5 ? 2
+                                                        : 1;
+  // Of dynamic shared memory, of 228 KB in all.
+  const int64_t bytes_per_sm = (m.interleaved ? 212 : 200) * 1024;
+  const int64_t room =
+      std::min<int64_t>(bytes_per_sm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
+      c.kept_bytes();
+  // Results of interleaved rows leave from the stage that x came into: one more is on its way.
+  const int fewest = !m.interleaved ? 2 : forward && loose_over_warps ? 4 : 3;
   if (m.in_warp()) {
-    if (forward && m.thread_vectors <= 5) per_sm = 2;
     // The backward takes two rows of one vector a lane at once.
-    const int64_t step = !forward && m.thread_vectors == 1 ? 2 : 1;
-    const int64_t turns =
+    const int64_t step = !forward && m.thread_vectors == 1 && !m.interleaved ? 2 : 1;
+    int64_t turns =
         std::clamp<int64_t>(kStageBytes / (row_bytes * c.at_once), step, 8) / step * step;
+    if (m.interleaved) turns = 8;
     c.rows_per_stage = static_cast<int>(turns) * c.at_once;
     c.rings = m.warps;
+    // Eight odd rows have no end within 16 bytes.
+    while (m.interleaved && turns > 1 &&
+           fewest * int64_t{norm_detail::stage_bytes(c)} * c.rings > room) {
+      turns /= 2;
+      c.rows_per_stage = static_cast<int>(turns) * c.at_once;
+    }
     // Rows of several fp32 operands.
     while (int64_t{norm_detail::stage_bytes(c)} * c.rings + c.kept_bytes() + kStaticBytes >
            device.max_shared_bytes_per_cta) {
       c.rings = m.warps /= 2;
     }
-    // Fewer rows a stage where the ring with the most blocks has fewer rows then.
+    // Fewer rows a stage where the ring with the most blocks has 2 % fewer rows then.
     const int64_t rings =
         std::max<int64_t>(per_sm * device.sm_count / p.groups, 1) * int64_t{c.rings};
     const auto most_rows = [&](int64_t stage_rows) {
       return ceil_div(ceil_div(p.rows, stage_rows), rings) * stage_rows;
     };
     for (int64_t fewer = turns - step; 2 * fewer + step - 1 > turns; fewer -= step) {
-      if (most_rows(fewer * c.at_once) < most_rows(c.rows_per_stage)) {
+      if (50 * most_rows(fewer * c.at_once) < 49 * most_rows(c.rows_per_stage)) {
         c.rows_per_stage = static_cast<int>(fewer) * c.at_once;
       }
     }
   } else {
-    per_sm = std::clamp(16 / m.warps, 1, 8);
-  }
-  const int64_t room =
-      std::min<int64_t>(kBytesPerSm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
-      c.kept_bytes();
-  if (!m.in_warp()) {
     // The backward's two rows share the exchange of their sums where there is room.
     c.rows_per_stage = forward
                            ? static_cast<int>(std::clamp<int64_t>(kTicketStage / row_bytes, 1, 4))
-                       : m.thread_vectors <= NormConfig::kPairVectors ? 2
-                                                                      : 1;
-    if (2 * int64_t{norm_detail::stage_bytes(c)} > room) c.rows_per_stage = 1;
+                       : m.thread_vectors <= NormConfig::kPairVectors && !m.interleaved ? 2
+                                                                                        : 1;
+    if (fewest * int64_t{norm_detail::stage_bytes(c)} > room) c.rows_per_stage = 1;
     if (!forward) c.at_once = c.rows_per_stage;
   }
   c.stage_bytes = norm_detail::stage_bytes(c);
-  // More would only take room: in flight is enough with fewer the shorter rows are.
-  const bool three = forward || (row_bytes >= 2048 && !c.bias_sums);
+  const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
+  // More would only take room: in flight is enough with fewer the shorter rows are. More on its way
+  // than covers memory's latency slows it down: by 4 to 6 % with 100 KB an SM in place of 75.
+  constexpr int64_t kInFlight = 80 * 1024;
+  const bool three = forward ? m.interleaved || 3 * ring_bytes * per_sm <= kInFlight
+                             : row_bytes >= 2048 && !c.bias_sums;
   // A stage of two rows a lane, for even shares, is half of what others are.
   const bool half = !forward && m.thread_vectors == 1 && c.rows_per_stage == 2 * c.at_once;
-  const int in_warp_most = half ? 4 : three ? 3 : 2;
-  const int most = m.in_warp() ? in_warp_most : forward ? 4 : NormConfig::kMaxStages;
-  const int64_t ring_bytes = int64_t{c.stage_bytes} * c.rings;
+  const int in_warp_most = (m.interleaved && !forward) || half ? 4 : three ? 3 : 2;
+  const int most = m.in_warp()                 ? in_warp_most
+                   : forward && !m.interleaved ? 4
+                                               : NormConfig::kMaxStages;
   c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
   // Wide stages of several wide operands may fill an SM alone.
   if (c.stages == 1 &&
@@ -345,7 +414,8 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   const bool uneven = !m.in_warp() && p.groups == 1 && bytes >= kTicketBytes;
   c.by_ticket = forward && uneven && m.cluster == 1;
   c.paced = forward && uneven && !c.by_ticket;
-  if (!forward && uneven && m.thread_vectors > NormConfig::kPairVectors && bytes >= kPacedBytes) {
+  if (!forward && uneven && !m.interleaved && m.thread_vectors > NormConfig::kPairVectors &&
+      bytes >= kPacedBytes) {
     c.lead = 2;
   }
   return c;
@@ -366,7 +436,8 @@ inline std::string to_json(const NormConfig& c) {
   if (!m.looped) {
     text += number("cluster", m.cluster) + number("warps", m.warps) +
             number("threads_per_row", m.lanes) + number("vectors_per_thread", m.thread_vectors) +
-            number("elements_per_vector", m.vector) + number("idle", m.idle_slots());
+            number("elements_per_vector", m.vector) + number("idle", m.idle_slots()) +
+            ", \"interleaved\": " + (m.interleaved ? "true" : "false");
     if (!c.direct) {
       text += number("rows_per_stage", c.rows_per_stage) + number("stages", c.stages) +
               ", \"by_ticket\": " + (c.by_ticket ? "true" : "false") +

@@ -16,14 +16,6 @@ __device__ inline void copy_async_16(void* destination, const void* source) {
                : "memory");
 }
 
-// The first `bytes` of them, up to 16, and zeros. From where there are none nothing is read.
-__device__ inline void copy_async_up_to_16(void* destination, const void* source, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
-               :
-               : "r"(shared_address(destination)), "l"(source), "r"(bytes)
-               : "memory");
-}
-
 // Blocks until all of the thread's copies have landed.
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

@@ -1,5 +1,5 @@
 // Bulk copies of contiguous bytes from global to shared memory, and stores to the shared memory of
-// another CTA of the cluster, both completing on an mbarrier.
+// another CTA of the cluster, both completing on an mbarrier; bulk copies back to global memory.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,15 @@ __device__ inline void bulk_load(void* destination, const void* source, uint32_t
                :
                : "r"(shared_address(destination)), "l"(source), "r"(bytes),
                  "r"(shared_address(&barrier))
+               : "memory");
+}
+
+// The way back. After fence_shared_for_async() by who wrote the source; in the thread's group of
+// stores, as tma_store. All three multiples of 16.
+__device__ inline void bulk_store(void* destination, const void* source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :
+               : "l"(destination), "r"(shared_address(source)), "r"(bytes)
                : "memory");
 }
 

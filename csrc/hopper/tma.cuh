@@ -100,7 +100,8 @@ __device__ inline void tma_load_multicast(void* destination, const CUtensorMap& 
 }
 
 // Orders this thread's ordinary accesses of shared memory before later ones by the copy engine or
-// wgmma. Each writing thread calls it, then all meet at a barrier, then one stores.
+// wgmma. Each writing thread calls it, then all meet at a barrier, then one stores; or all meet and
+// the one that stores calls it: it has to be on the way from the write to the store.
 __device__ inline void fence_shared_for_async() {
   cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
 }

@@ -400,6 +400,7 @@ void bind_norm(py::module_& m) {
   using ikbo::NormMapping;
   py::class_<NormMapping>(m, "NormMapping")
       .def_readonly("looped", &NormMapping::looped)
+      .def_readonly("interleaved", &NormMapping::interleaved)
       .def_readonly("vector", &NormMapping::vector)
       .def_readonly("cluster", &NormMapping::cluster)
       .def_readonly("warps", &NormMapping::warps)

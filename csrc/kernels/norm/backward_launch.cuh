@@ -1,6 +1,7 @@
 // Which compiled backward a config takes, for one type of x.
 #pragma once
 
+#include "kernels/norm/backward_loose_sm90.cuh"
 #include "kernels/norm/backward_sm90.cuh"
 #include "kernels/norm/compiled.h"
 
@@ -14,7 +15,9 @@ BackwardKernel backward_in_warp(int vectors) {
     if (vectors == 5) return norm_backward_sm90<T, 5, true, true>;
   }
   if (vectors <= 2) return norm_backward_sm90<T, 2, true, kFull>;
-  if (vectors <= 4) return norm_backward_sm90<T, 4, true, kFull>;
+  if constexpr (!kFull) {
+    if (vectors <= 4) return norm_backward_sm90<T, 4, true, false>;
+  }
   return norm_backward_sm90<T, 9, true, kFull>;
 }
 
@@ -28,6 +31,19 @@ BackwardKernel backward_over_warps(int vectors) {
                       : norm_backward_sm90<T, 4, false, kFull>;
 }
 
+template <class T>
+BackwardKernel backward_loose(int vectors, int lanes) {
+  if (lanes > 32) return norm_backward_loose_sm90<T, 2, 0>;
+  if (lanes == 8) {
+    return vectors == 1 ? norm_backward_loose_sm90<T, 1, 8> : norm_backward_loose_sm90<T, 2, 8>;
+  }
+  if (lanes == 16) {
+    return vectors == 2 ? norm_backward_loose_sm90<T, 2, 16> : norm_backward_loose_sm90<T, 3, 16>;
+  }
+  if (vectors == 2) return norm_backward_loose_sm90<T, 2, 32>;
+  return vectors == 3 ? norm_backward_loose_sm90<T, 3, 32> : norm_backward_loose_sm90<T, 4, 32>;
+}
+
 #define IKBO_NORM_BACKWARD(T)                                                                     \
   template <>                                                                                     \
   BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full) {                       \
@@ -35,6 +51,10 @@ BackwardKernel backward_over_warps(int vectors) {
       return full ? backward_in_warp<T, true>(vectors) : backward_in_warp<T, false>(vectors);     \
     }                                                                                             \
     return full ? backward_over_warps<T, true>(vectors) : backward_over_warps<T, false>(vectors); \
+  }                                                                                               \
+  template <>                                                                                     \
+  BackwardKernel backward_loose_kernel<T>(int vectors, int lanes) {                               \
+    return backward_loose<T>(vectors, lanes);                                                     \
   }
 
 }  // namespace ikbo::norm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/norm/compiled.h"
+#include "kernels/norm/forward_loose_overlapped_sm90.cuh"
 #include "kernels/norm/forward_overlapped_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
 
@@ -29,6 +30,19 @@ ForwardKernel forward_over_warps(int vectors) {
                       : norm_forward_sm90<T, 4, false, kFull>;
 }
 
+template <class T>
+ForwardKernel forward_loose(int vectors, int lanes) {
+  if (lanes > 32) return norm_forward_loose_overlapped_sm90<T>;
+  if (lanes == 8) {
+    return vectors == 1 ? norm_forward_loose_sm90<T, 1, 8> : norm_forward_loose_sm90<T, 2, 8>;
+  }
+  if (lanes == 16) {
+    return vectors == 2 ? norm_forward_loose_sm90<T, 2, 16> : norm_forward_loose_sm90<T, 3, 16>;
+  }
+  if (vectors == 2) return norm_forward_loose_sm90<T, 2, 32>;
+  return vectors == 3 ? norm_forward_loose_sm90<T, 3, 32> : norm_forward_loose_sm90<T, 4, 32>;
+}
+
 #define IKBO_NORM_FORWARD(T)                                                                       \
   template <>                                                                                      \
   ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                          \
@@ -40,6 +54,10 @@ ForwardKernel forward_over_warps(int vectors) {
   template <>                                                                                      \
   ForwardKernel forward_overlapped_kernel<T>(int vectors) {                                        \
     return vectors == 3 ? norm_forward_overlapped_sm90<T, 3> : norm_forward_overlapped_sm90<T, 4>; \
+  }                                                                                                \
+  template <>                                                                                      \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes) {                                  \
+    return forward_loose<T>(vectors, lanes);                                                       \
   }
 
 }  // namespace ikbo::norm

@@ -1,5 +1,5 @@
 // The forward for rows over three warps and more, alone or in a cluster, of 3 or 4 whole aligned
-// vectors a thread, all of one type, without a residual, not quantised. The same bits as
+// vectors a thread, all of one type or quantised, without a residual. The same bits as
 // norm_forward_sm90's.
 //
 // There all warps of a CTA wait while a row's sums are exchanged. Here two rows overlap: the warps
@@ -27,7 +27,7 @@ inline constexpr int kOverlappedThreads = 640;
 struct OverlappedExchange {
   float4 of_warp[2][kMaxWarps];
   float4 of_cta[2][kMaxWarps];
-  float2 result[2];  // mean, rstd
+  float4 result[2];  // mean, rstd, 1 / scale; or, where rows are scaled early, 0, rstd / scale, 1
   hopper::Barrier partial[2], ready[2], done[2];
 
   __device__ void init(int warps) {
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool exchanges = warp == m.warps;
   const Place place = Place::of_cta<false>(config);
-  const At at = At::of_span(m, static_cast<int>(threadIdx.x), place.first_column);
+  const At at = At::of_span(m, static_cast<int>(threadIdx.x));
   Ring<false, true> ring{
       config, static_cast<uint32_t>(p.rows),         &operand, 1,         true, shared_bytes,
       full,   place.rank == 0 ? p.counter : nullptr, drawn,    place.team};
@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
 
   if (exchanges) {
     const float per_column = 1.0f / static_cast<float>(m.columns);
-    const Moments merge{p.layer, 1.0f / static_cast<float>(at.count), per_column};
+    const Moments merge{p.layer, scales_early(p), 1.0f / static_cast<float>(at.count), per_column};
+    float scale = p.scale ? *p.scale : 1.0f;
     const int width = 1 << (32 - __clz(m.warps - 1));
     const int peer = lane & (width - 1);
 #pragma unroll 1
@@ -106,13 +107,16 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
       }
       if (lane == 0) {
         const float rstd = rsqrtf(fmaf(sums.y, per_column, p.eps));
-        shared.result[b] = float2{sums.w, rstd};
+        if (p.row_scales) scale = scale_of_row(sums.x * rstd);
+        shared.result[b] = p.row_scales ? float4{0.0f, scaled_root(rstd, scale), 1.0f, 0.0f}
+                                        : float4{sums.w, rstd, 1.0f / scale, 0.0f};
         hopper::arrive(shared.done[b]);
         ring.load_again(ring.slot, ring.block);
         if (place.rank == 0) {
           const int64_t of_row = int64_t{ring.first_row()} * config.groups + place.group;
           if (p.mean) p.mean[of_row] = sums.w;
           if (p.rstd) p.rstd[of_row] = rstd;
+          if (p.row_scales) p.row_scales[of_row] = scale;
         }
       }
       __syncwarp();
@@ -126,13 +130,13 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
       const char* const data = Target(from, place).data;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        kept.copy(v, data + at.first(v) * sizeof(T), kVector);
+        kept.copy(v, data + at.first(v) * sizeof(T));
       }
     };
     keep(weight, p.weight);
     keep(bias, p.bias);
     hopper::wait_for_copies();
-    const Target y(p.y, place);
+    const Target y(p.y, place, p.quantizes() ? 1 : sizeof(T));
     constexpr float kPartColumns = 32.0f * kVectors * kVector;
 
     // The row ahead, and the one whose sums are exchanged meanwhile.
@@ -140,6 +144,19 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
     float next_mean = 0.0f, part_mean = 0.0f;  // of this warp's columns
     uint32_t row = 0;
     const int step = m.lanes * kVector * static_cast<int>(sizeof(T));
+    const auto weight_of = [&](int v, float (&w)[kVector]) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) w[e] = 1.0f;
+      if (p.weight.data) weight.get(v, w);
+      if (p.weight_offset != 0.0f) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) w[e] += p.weight_offset;
+      }
+    };
+
+    // A weight, and beside means, and only there, a bias.
+    const bool is_usual =
+        p.weight.data && p.weight_offset == 0.0f && p.layer == (p.bias.data != nullptr);
 
     // To the shared memory of `buffer`, and to the exchanger.
     const auto take_sums = [&](uint32_t buffer) {
@@ -163,6 +180,22 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
       float squares =
           sum_of_elements(values, [](float value, float sum) { return fmaf(value, value, sum); });
       squares = sum_lanes(squares, 32);
+      if (p.row_scales) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          float w[kVector];
+          if (is_usual) {
+            weight.get(v, w);
+          } else {
+            weight_of(v, w);
+          }
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            sum = max_or_nan(sum, fabsf(__fmul_rn(values[v][e], w[e])));
+          }
+        }
+        sum = max_lanes(sum, 32);
+      }
       __syncwarp();  // all have read the stage, and the result of two rows ago
       if (lane == 0) {
         shared.of_warp[buffer][warp] = float4{sum, squares, kPartColumns, next_mean};
@@ -170,9 +203,11 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
       }
     };
     // y of the row in `words`. With the usual parameters no choice is left to each vector.
-    const auto finish = [&](float2 result, auto usual, bool layer) {
+    const auto finish = [&](float4 result, auto usual, bool layer, auto quantizes, auto early) {
+      using U = std::conditional_t<quantizes, E4m3, T>;
       const float rstd = result.y, shift = (part_mean - result.x) * rstd;
-      char* const to = y.row(row) + at.first(0) * sizeof(T);
+      char* const to = y.row(row) + at.first(0) * sizeof(U);
+      const int to_step = m.lanes * kVector * static_cast<int>(sizeof(U));
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         float values[kVector], w[kVector], b[kVector];
@@ -184,23 +219,22 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
           values[e] = fmaf(values[e], rstd, shift);
-          w[e] = 1.0f, b[e] = -0.0f;
+          b[e] = -0.0f;
         }
-        if (usual || p.weight.data) weight.get(v, w);
-        if (!usual && p.weight_offset != 0.0f) {
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) w[e] += p.weight_offset;
+        if constexpr (usual) {
+          weight.get(v, w);
+        } else {
+          weight_of(v, w);
         }
         if (usual ? layer : p.bias.data != nullptr) bias.get(v, b);
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) values[e] = fmaf(values[e], w[e], b[e]);
-        store_words(to + v * step, pack_words<T>(values));
+        for (int e = 0; e < kVector; ++e) {
+          values[e] = fmaf(values[e], w[e], b[e]);
+          if constexpr (quantizes && !early) values[e] *= result.z;
+        }
+        store_words(to + v * to_step, pack_words<U>(values));
       }
     };
-    // A weight, and beside means, and only there, a bias.
-    const bool is_usual =
-        p.weight.data && p.weight_offset == 0.0f && p.layer == (p.bias.data != nullptr);
-
 #pragma unroll 1
     for (uint32_t turn = 0;; ++turn) {
       const bool has_next = ring.wait();
@@ -208,13 +242,21 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
       if (turn > 0) {
         const uint32_t before = turn - 1;
         hopper::wait(shared.done[before & 1], before >> 1 & 1);
-        const float2 result = shared.result[before & 1];
-        if (!is_usual) {
-          finish(result, std::false_type{}, p.layer);
+        const float4 result = shared.result[before & 1];
+        constexpr std::true_type yes;
+        constexpr std::false_type no;
+        if (p.quantizes()) {
+          if (is_usual && p.row_scales) {
+            finish(result, yes, false, yes, yes);
+          } else {
+            finish(result, no, p.layer, yes, no);
+          }
+        } else if (!is_usual) {
+          finish(result, no, p.layer, no, no);
         } else if (p.layer) {
-          finish(result, std::true_type{}, true);
+          finish(result, yes, true, no, no);
         } else {
-          finish(result, std::true_type{}, false);
+          finish(result, yes, false, no, no);
         }
       }
       if (!has_next) break;

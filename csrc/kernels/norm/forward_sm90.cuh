@@ -22,19 +22,29 @@ namespace ikbo::norm {
 inline constexpr int kForwardRings = 8;
 
 // Of columns: their sum, the sum of squared deviations from their mean, how many, and the mean. An
-// RMSNorm has the sum of squares in place of the second, and nothing else.
+// RMSNorm has the sum of squares in place of the second; and the largest |x * weight| in place of
+// the first, where `largest`.
 struct Moments {
-  bool layer;
+  bool layer, largest;
   float per_cta_column, per_column;
 
   __device__ float4 operator()(float4 part, int width, bool all) const {
-    if (!layer) return {0.0f, sum_lanes<kMaxWarps>(part.y, width), 0.0f, 0.0f};
+    if (!layer) {
+      if (largest) part.x = max_lanes<kMaxWarps>(part.x, width);
+      return {part.x, sum_lanes<kMaxWarps>(part.y, width), 0.0f, 0.0f};
+    }
     const float2 both = sum_lanes<kMaxWarps>(float2{part.x, part.z}, width);
     const float sum = both.x, count = both.y;
     const float mean = __fmul_rn(sum, all ? per_column : per_cta_column), away = part.w - mean;
     return {sum, sum_lanes<kMaxWarps>(fmaf(part.z * away, away, part.y), width), count, mean};
   }
 };
+
+// Whether a row's largest result, of rows over warps, is known with its sums: that of x * weight,
+// times rstd. Else it takes an exchange of its own.
+__device__ inline bool scales_early(const NormForward& p) {
+  return p.row_scales && !p.layer && p.bias.data == nullptr;
+}
 
 struct Largest {
   __device__ float4 operator()(float4 part, int width, bool) const {
@@ -58,8 +68,8 @@ struct KeptVectors {
   __device__ KeptVectors(char* base, int which, int vectors)
       : place(base + (threadIdx.x / 32 * 2 + which) * vectors * 512 + threadIdx.x % 32 * 16) {}
   // Complete after hopper::wait_for_copies().
-  __device__ void copy(int v, const char* from, int elements) const {
-    hopper::copy_async_up_to_16(place + v * 512, from, elements * static_cast<int>(sizeof(T)));
+  __device__ void copy(int v, const char* from) const {
+    hopper::copy_async_16(place + v * 512, from);
   }
   __device__ void fill(int v, float value) const {
     float values[kVector];
@@ -105,8 +115,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
   const int lanes = kInWarp ? m.lanes : 32;  // of a warp that a row has
   const int mine = kInWarp ? lane >> (__ffs(lanes) - 1) : 0;
   using At = Columns<kVectors, kVector, kInWarp, kFull>;
-  const At at = At::of_span(m, kInWarp ? lane & (lanes - 1) : static_cast<int>(threadIdx.x),
-                            place.first_column);
+  const At at = At::of_span(m, kInWarp ? lane & (lanes - 1) : static_cast<int>(threadIdx.x));
   Ring<kInWarp, kFull> ring{config,
                             static_cast<uint32_t>(p.rows),
                             operands[ring_index],
@@ -160,8 +169,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
       for (int v = 0; v < kVectors; ++v) {
         if (!at.has(v)) continue;
         if (from) {
-          const int left = kFull ? kVector : min(max(at.count - at.first(v), 0), kVector);
-          kept.copy(v, from + at.first(v) * sizeof(T), left);
+          kept.copy(v, from + at.first(v) * sizeof(T));
         } else {
           kept.fill(v, absent);
         }
@@ -194,14 +202,11 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
 
   const float per_column = 1.0f / static_cast<float>(m.columns);
   // Of the columns that a row's threads in this warp have.
-  float part_columns = static_cast<float>(m.columns);
-  if constexpr (!kInWarp) {
-    part_columns =
-        kFull ? 32.0f * kVectors * kVector : sum_lanes(static_cast<float>(at.owned()), 32);
-  }
-  const float per_part_column = 1.0f / fmaxf(part_columns, 1.0f);
+  const float part_columns = static_cast<float>(kInWarp ? m.columns : 32 * at.vectors * kVector);
+  const float per_part_column = 1.0f / part_columns;
   const float per_cta_column = 1.0f / static_cast<float>(at.count);
   const int at_once = kInWarp ? config.at_once : 1;
+  const bool early = !kInWarp && scales_early(p);
   uint32_t turn = 0;
 
   while (config.direct || ring.wait()) {
@@ -268,19 +273,41 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         mean = __fmul_rn(part_sum, per_part_column);
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
+          if (!at.has(v)) continue;
 #pragma unroll
           for (int e = 0; e < kVector; ++e) values[v][e] -= mean;
-          at.mask(v, values[v]);
         }
       }
       float squares =
           sum_of_elements(values, [](float value, float sum) { return fmaf(value, value, sum); });
       squares = sum_lanes(squares, lanes);
       float away = 0.0f;  // of the mean that values are deviations from, from the row's
+      [[maybe_unused]] float largest_early = 0.0f;
       if constexpr (!kInWarp) {
+        if (early) {
+          const At now = at.recomputed();
+          if (keeps) hopper::wait_for_copies();
+#pragma unroll
+          for (int v = 0; v < kVectors; ++v) {
+            if (!now.has(v)) continue;
+            float w[kVector], b[kVector];
+            if (keeps) {
+              kept_weight.get(v, w);
+              add_offset(w);
+            } else {
+              load_parameters(now, here, v, w, b);
+            }
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) {
+              part_sum = max_or_nan(part_sum, fabsf(__fmul_rn(values[v][e], w[e])));
+            }
+          }
+          part_sum = max_lanes(part_sum, lanes);
+        }
         const float4 whole =
             exchange(shared, turn, place.cluster, {part_sum, squares, part_columns, mean},
-                     Moments{p.layer, per_cta_column, per_column}, refill);
+                     Moments{p.layer, early, per_cta_column, per_column}, refill);
+        largest_early = whole.x;
         squares = whole.y;
         away = mean - whole.w;
         mean = whole.w;
@@ -293,12 +320,18 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         if (p.rstd) p.rstd[of_row] = rstd;
       }
 
+      float scale = 1.0f;
+      if (early) {
+        scale = scale_of_row(largest_early * rstd);
+        if (tells) p.row_scales[of_row] = scale;
+      }
+      const float factor = early ? scaled_root(rstd, scale) : rstd;
       const float shift = away * rstd;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-          values[v][e] = kInWarp ? values[v][e] * rstd : fmaf(values[v][e], rstd, shift);
+          values[v][e] = kInWarp ? values[v][e] * rstd : fmaf(values[v][e], factor, shift);
         }
       }
       const At now = at.recomputed();
@@ -332,12 +365,15 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         continue;
       }
 
-      float scale;
+      if (early) {
+        now.template store_row<E4m3>(y.row(row), values, has_row);
+        continue;
+      }
       if (p.row_scales) {
         float largest = 0.0f;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
-          now.mask(v, values[v]);
+          if (!now.has(v)) continue;
 #pragma unroll
           for (int e = 0; e < kVector; ++e) largest = max_or_nan(largest, fabsf(values[v][e]));
         }

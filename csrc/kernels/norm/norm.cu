@@ -12,11 +12,14 @@ namespace norm {
 namespace {
 
 constexpr int kFinishColumns = 32, kFinishGroups = 16;
-// Loads of a thread at once: those of an H200's 132 partials in one trip to memory.
-constexpr int kFinishLoads = 9;
+// Loads of a thread at once, by the number of partials: those of an H200's 132 CTAs, or of four
+// times as many, in one trip to memory. (Many where few are needed cost a tenth of a small
+// backward.)
+constexpr int kFewLoads = 9, kManyLoads = 36;
 
 // Adds up the partials of a column, of all groups' columns side by side, in the same order each
 // time: sixteen warps take every sixteenth row each, and their sums are added one by one.
+template <int kLoads>
 __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
     norm_finish_sm90(const __grid_constant__ NormBackward p, int64_t columns, int partials) {
   __shared__ float sums[kFinishGroups][kFinishColumns];
@@ -30,15 +33,15 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
   const int64_t column = int64_t{blockIdx.x} * kFinishColumns + lane;
   float sum = 0.0f;
   if (column < columns) {
-    for (int first = group; first < partials; first += kFinishGroups * kFinishLoads) {
-      float parts[kFinishLoads];
+    for (int first = group; first < partials; first += kFinishGroups * kLoads) {
+      float parts[kLoads];
 #pragma unroll
-      for (int j = 0; j < kFinishLoads; ++j) {
+      for (int j = 0; j < kLoads; ++j) {
         const int64_t i = first + j * kFinishGroups;
         parts[j] = i < partials ? from[i * columns + column] : 0.0f;
       }
 #pragma unroll
-      for (int j = 0; j < kFinishLoads; ++j) sum += parts[j];
+      for (int j = 0; j < kLoads; ++j) sum += parts[j];
     }
   }
   sums[group][lane] = sum;
@@ -91,6 +94,18 @@ ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
   return forward_overlapped_kernel<float>(vectors);
 }
 
+ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) {
+  if (type == ElementType::kBfloat16) return forward_loose_kernel<__nv_bfloat16>(vectors, lanes);
+  if (type == ElementType::kFloat16) return forward_loose_kernel<__half>(vectors, lanes);
+  return forward_loose_kernel<float>(vectors, lanes);
+}
+
+BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes) {
+  if (type == ElementType::kBfloat16) return backward_loose_kernel<__nv_bfloat16>(vectors, lanes);
+  if (type == ElementType::kFloat16) return backward_loose_kernel<__half>(vectors, lanes);
+  return backward_loose_kernel<float>(vectors, lanes);
+}
+
 BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
   if (type == ElementType::kBfloat16) return backward_kernel<__nv_bfloat16>(vectors, in_warp, full);
   if (type == ElementType::kFloat16) return backward_kernel<__half>(vectors, in_warp, full);
@@ -104,8 +119,8 @@ bool takes_overlapped(const NormForward& p, const NormConfig& config) {
       config.groups == 1 || (p.weight.group_bytes % 16 == 0 && p.bias.group_bytes % 16 == 0);
   return m.lanes >= 3 * 32 && m.thread_vectors >= 3 && !config.direct &&
          config.rows_per_stage == 1 && config.keeps_parameters && aligned_groups &&
-         p.residual.data == nullptr && !p.quantizes() &&
-         all_of_type(p.x.type, {p.weight, p.bias, p.y});
+         p.residual.data == nullptr && all_of_type(p.x.type, {p.weight, p.bias}) &&
+         (p.row_scales ? !p.layer && p.bias.data == nullptr : p.scale || p.y.type == p.x.type);
 }
 
 LaunchShape shape_of(const NormConfig& config) {
@@ -132,11 +147,18 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
            config.mapping.columns, config.groups);
     return;
   }
+  const NormMapping& m = config.mapping;
+  if (config.has_counter()) norm::clear(p.counter, stream);
+  if (m.interleaved) {
+    LaunchShape shape = norm::shape_of(config);
+    if (!m.in_warp()) shape.block.x += 32;  // the porter
+    launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes), shape, stream, p,
+           config);
+    return;
+  }
   // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
   const bool full = norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
                     (p.quantizes() || norm::is_full({p.y}, p.rows, config));
-  if (config.has_counter()) norm::clear(p.counter, stream);
-  const NormMapping& m = config.mapping;
   if (full && norm::takes_overlapped(p, config)) {
     LaunchShape shape = norm::shape_of(config);
     shape.block.x += 32;  // exchanges sums
@@ -171,7 +193,8 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
                       norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
                       norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
     if (config.lead > 0) norm::clear(p.turns, stream);
-    launch(norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
+    launch(m.interleaved ? norm::backward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes)
+                         : norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
            norm::shape_of(config), stream, p, config);
   }
   if (p.weight_partials == nullptr && p.bias_partials == nullptr) return;
@@ -179,13 +202,23 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
       {static_cast<unsigned>((all_columns + norm::kFinishColumns - 1) / norm::kFinishColumns), 2},
       norm::kFinishColumns * norm::kFinishGroups};
   shape.overlaps_previous = p.rows > 0;
-  launch(norm::norm_finish_sm90, shape, stream, p, all_columns, p.rows > 0 ? config.partials : 0);
+  const int partials = p.rows > 0 ? config.partials : 0;
+  launch(partials <= norm::kFewLoads * norm::kFinishGroups
+             ? norm::norm_finish_sm90<norm::kFewLoads>
+             : norm::norm_finish_sm90<norm::kManyLoads>,
+         shape, stream, p, all_columns, partials);
 }
 
 void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
     for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
+    for (const int lanes : {8, 16, 32, 64}) {
+      for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
+        load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes));
+        load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
+      }
+    }
     for (const int vectors : NormMapping::kThreadVectors) {
       for (const bool in_warp : {false, true}) {
         for (const bool full : {false, true}) {
@@ -198,7 +231,8 @@ void load_norm() {
   load_kernel(norm::norm_forward_looped_sm90);
   load_kernel(norm::norm_backward_looped_sm90);
   load_kernel(norm::norm_partials_looped_sm90);
-  load_kernel(norm::norm_finish_sm90);
+  load_kernel(norm::norm_finish_sm90<norm::kFewLoads>);
+  load_kernel(norm::norm_finish_sm90<norm::kManyLoads>);
   load_kernel(norm::norm_clear_sm90);
 }
 

@@ -157,45 +157,25 @@ __device__ inline Words<kWordsOf<T, kCount>> pack_words(const float (&values)[kC
   return words;
 }
 
-template <class T, int kWords>
-__device__ inline void store_element(T* to, const Words<kWords>& words, int e) {
-  constexpr int kSize = sizeof(T);
-  const uint32_t word = words.word[e * kSize / 4] >> 8 * (e * kSize % 4);
-  if constexpr (kSize == 4) {
-    *reinterpret_cast<uint32_t*>(to) = word;
-  } else if constexpr (kSize == 2) {
-    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(word);
-  } else {
-    *to = static_cast<uint8_t>(word);
-  }
-}
-
 // What a thread keeps from vector to vector of a row that it stores.
 struct StoreState {
   uint32_t before[4];  // the last words of the thread's vector before
 };
 
-// A thread's columns of a CTA's span: NormMapping::column() on the device. kVector is the elements
-// of a vector; kInWarp says that the threads of a row are within a warp.
+// A thread's columns of a CTA's span: NormMapping::column() on the device, where not interleaved.
+// kVector is the elements of a vector; kInWarp says that the threads of a row are within a warp.
 //
-// kFull: every thread has kVectors vectors, all of them whole, at aligned addresses. Else `vectors`
-// up to kVectors, of which the last may be cut off or missing, at any address. The threads have the
-// same columns then (or a row's bits would depend on its address): they read the aligned pieces
-// around a vector, and for storing hand the elements that lie in the next thread's piece to it.
+// kFull: every thread has kVectors vectors, at aligned addresses. Else `vectors` up to kVectors, at
+// any address. The threads have the same columns then (or a row's bits would depend on its
+// address): they read the aligned pieces around a vector, and for storing hand the elements that
+// lie in the next thread's piece to it.
 template <int kVectors, int kVector, bool kInWarp, bool kFull>
 struct Columns {
   int lanes, vectors, thread;
   int count;  // columns of the span
 
-  __device__ static Columns of_span(const NormMapping& m, int thread, int64_t first_column) {
-    Columns at{m.lanes, kFull ? kVectors : m.thread_vectors, thread, static_cast<int>(m.columns)};
-    if (!kInWarp && m.cluster > 1) {
-      at.count = static_cast<int>(min(m.cta_columns, m.columns - first_column));
-      const int a_turn = m.lanes * kVector;
-      // The last CTA may have fewer.
-      if constexpr (!kFull) at.vectors = (at.count + a_turn - 1) / a_turn;
-    }
-    return at;
+  __device__ static Columns of_span(const NormMapping& m, int thread) {
+    return {m.lanes, kFull ? kVectors : m.thread_vectors, thread, static_cast<int>(m.cta_columns)};
   }
 
   // The same, of which the compiler knows nothing: addresses that follow from it are computed again
@@ -207,25 +187,8 @@ struct Columns {
   }
 
   __device__ int first(int v) const { return (v * lanes + thread) * kVector; }
-  // Uniform over the row's threads. Not whether this one's vector is cut off or missing.
+  // The same for all threads.
   __device__ bool has(int v) const { return kFull || v < vectors; }
-  __device__ bool may_lack(int v) const { return !kFull && v == vectors - 1; }
-  // Zero in place of what there isn't.
-  __device__ void mask(int v, float (&values)[kVector]) const {
-    if constexpr (!kFull) {
-      if (v < vectors - 1) return;
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        values[e] = v < vectors && first(v) + e < count ? values[e] : 0.0f;
-      }
-    }
-  }
-  // Columns the thread has.
-  __device__ int owned() const {
-    int sum = 0;
-    for (int v = 0; v < vectors; ++v) sum += max(0, min(kVector, count - first(v)));
-    return sum;
-  }
 
   // Vector v of a row whose span begins at `row`, in shared or global memory.
   template <class T>
@@ -234,10 +197,7 @@ struct Columns {
     if constexpr (kFull) {
       unpack_words<T>(load_words<kWords>(row + first(v) * kSize), values);
     } else {
-      // A thread that lacks the vector reads the last one.
-      const int at = may_lack(v) ? min(first(v), (count - 1) / kVector * kVector) : first(v);
-      unpack_words<T>(load_words_anywhere<kWords>(row, at * kSize), values);
-      mask(v, values);
+      unpack_words<T>(load_words_anywhere<kWords>(row, first(v) * kSize), values);
     }
   }
   // All vectors; zero where there is none.
@@ -314,17 +274,9 @@ struct Columns {
     // All but the first piece of a run, of threads that hand on to one another: a row, or a warp's
     // part of a row of several.
     const int index = kInWarp ? thread : lane;
-    const int moved = shift / kSize, begin = first(v) - moved, end = has_row ? count : 0;
-    if (moved == 0 || index > 0 || (kInWarp && v > 0)) {
-      const int high = end - begin;
-      if (high >= kVector) {
-        store_words(reinterpret_cast<char*>(to - moved), words);
-      } else if (may_lack(v)) {
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          if (e < high) store_element(to - moved + e, words, e);
-        }
-      }
+    const int moved = shift / kSize;
+    if (has_row && (moved == 0 || index > 0 || (kInWarp && v > 0))) {
+      store_words(reinterpret_cast<char*>(to - moved), words);
     }
     // A run's first piece, and what its last thread can't hand on: a thread for each element.
     if constexpr (kInWarp) {
@@ -333,13 +285,11 @@ struct Columns {
 #pragma unroll 1
       for (int skipped = 0; v == 0 && skipped < kVector; skipped += lanes) {
         const int e = skipped + index;
-        store_edge(row + head - moved, words, first_lane, e, moved > 0 ? moved : kVector,
-                   end - head + moved);
+        store_edge(row + head - moved, words, first_lane, e, moved > 0 ? moved : kVector, has_row);
       }
 #pragma unroll 1
-      for (int skipped = 0; v == vectors - 1 && tail + 1 < count && skipped < kVector;
-           skipped += lanes) {
-        store_edge(row + tail, own, last_lane, skipped + index, kVector - moved, end - tail);
+      for (int skipped = 0; v == vectors - 1 && skipped < kVector; skipped += lanes) {
+        store_edge(row + tail, own, last_lane, skipped + index, kVector - moved, has_row);
       }
     } else if (moved > 0) {
       // The compiler knows nothing of it: what follows from it isn't kept in registers.
@@ -352,14 +302,14 @@ struct Columns {
       const int head = first(v) - at * kVector;
       const int from = is_tail ? head + 31 * kVector : head - moved;
       store_edge(row + from, edge, is_tail ? 31 : 0, is_tail ? at - kVector : at,
-                 is_tail ? kVector - moved : moved, end - from);
+                 is_tail ? kVector - moved : moved, has_row);
     }
   }
 
-  // Element e of `words` of another lane, if low <= e < high. By all threads of a warp.
+  // Element e of `words` of another lane, if low <= e. By all threads of a warp.
   template <class T, int kWords>
   __device__ static void store_edge(T* to, const Words<kWords>& words, int source, int e, int low,
-                                    int high) {
+                                    bool has_row) {
     constexpr int kSize = sizeof(T);
     uint32_t word = 0;
 #pragma unroll
@@ -367,7 +317,7 @@ struct Columns {
       const uint32_t other = __shfl_sync(0xffffffffu, words.word[i], source);
       if (e * kSize / 4 == i) word = other;
     }
-    if (e < low || e >= min(high, kVector)) return;
+    if (!has_row || e < low || e >= kVector) return;
     word >>= 8 * (e * kSize % 4);
     if constexpr (kSize == 4) {
       *reinterpret_cast<uint32_t*>(to + e) = word;

@@ -8,6 +8,7 @@
 #include "hopper/cluster.cuh"
 #include "hopper/mbarrier.cuh"
 #include "hopper/memory_order.cuh"
+#include "hopper/warp_group.cuh"
 #include "kernels/norm/row.cuh"
 
 namespace ikbo::norm {
@@ -299,6 +300,14 @@ __device__ inline float scale_of_row(float largest) {
   return max_or_nan(largest / 448.0f, 1.17549435e-38f);
 }
 
+// What rows are multiplied by to be normalised and scaled at once. Finite, or else NaN: a row of
+// zeros stays one.
+__device__ inline float scaled_root(float rstd, float scale) {
+  float factor;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(factor) : "f"(__fmul_rn(rstd, 1.0f / scale)), "f"(3.4e38f));
+  return factor;
+}
+
 // Sums of a CTA's warps and of a cluster's CTAs on their way to all of them. Two of each: a value
 // is written again only after a barrier that its readers have passed.
 struct Exchange {
@@ -311,6 +320,8 @@ struct Exchange {
     hopper::init(ready[1], 1);
   }
 };
+
+enum class RowBarrier { kSums = 1 };
 
 // The second half of exchange().
 template <class Merge>
@@ -333,17 +344,22 @@ __device__ inline float4 exchange_ctas(Exchange& shared, uint32_t buffer, uint32
 // threads of the CTA (and of its cluster) call it; `turn` counts the calls. merge(value, width,
 // all) reduces the values of `width` lanes, which repeat themselves over the warp, to one for all
 // lanes: of the CTA's warps, then, if `all`, of the cluster's CTAs. between() runs after a barrier
-// of the CTA.
+// of the CTA. `some`: only so many of its warps have a part.
 template <class Merge, class Between>
 __device__ inline float4 exchange(Exchange& shared, uint32_t& turn, int cluster, float4 value,
-                                  const Merge& merge, const Between& between) {
+                                  const Merge& merge, const Between& between, int some = 0) {
   const uint32_t buffer = turn & 1, phase = turn >> 1 & 1;
   ++turn;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warps = some > 0 ? some : blockDim.x / 32;
   const int width = warps <= 1 ? 1 : 1 << (32 - __clz(warps - 1));
   const float4 nothing{0.0f, 0.0f, 0.0f, 0.0f};
   if (lane == 0) shared.of_warp[buffer][warp] = value;
-  __syncthreads();
+  if (some > 0) {
+    hopper::barrier_wait(RowBarrier::kSums, 32 * some);
+  } else {
+    __syncthreads();
+  }
   between();
   const int peer = lane & (width - 1);
   value = merge(peer < warps ? shared.of_warp[buffer][peer] : nothing, width, false);

@@ -27,11 +27,12 @@ Expr = Any  # a sympy expression or a number
 
 @dataclasses.dataclass(frozen=True)
 class OpCost:
-    """Of one op, or, as "fused", of all that isn't dense: FLOP and bytes of memory traffic."""
+    """Of one op, or, as "fused", of all that isn't dense: FLOP, bytes of traffic, kernels."""
 
     op: str
     flop: Expr
     bytes: Expr
+    launches: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +55,21 @@ class Cost:
         """Bytes read and written: an expression."""
         return sympy.expand(sum(o.bytes for o in self.ops))
 
+    @property
+    def launches(self) -> int:
+        """How many kernels a compiled program launches, about: those of dense ops, and one for
+        each result of fused ops that is stored."""
+        return sum(o.launches for o in self.ops)
+
     def at(self, **sizes: int) -> tuple[float, float]:
         """FLOP and bytes at given sizes: ``cost.at(user=15, candidates=1024)``."""
         return _number(self.flop, sizes), _number(self.bytes, sizes)
 
-    def seconds(self, *, copy_TBps: float, matmul_TFLOPS: float, **sizes: int) -> float:
-        """The time at two ceilings: of each op the longer of its two."""
-        return sum(
+    def seconds(
+        self, *, copy_TBps: float, matmul_TFLOPS: float, launch_us: float = 0.0, **sizes: int
+    ) -> float:
+        """The time at the ceilings: of each op the longer of its two, and one for each kernel."""
+        return launch_us * 1e-6 * self.launches + sum(
             max(
                 _number(o.flop, sizes) / (matmul_TFLOPS * 1e12),
                 _number(o.bytes, sizes) / (copy_TBps * 1e12),
@@ -87,11 +96,10 @@ def program_cost(program: ExportedProgram, names: Mapping[Any, str]) -> Cost:
     return _Costs(program, symbols).cost()
 
 
-def constant_nodes(program: ExportedProgram) -> set[fx.Node]:
-    """What doesn't depend on the program's inputs: parameters and what is made of them."""
-    inputs = set(program.graph_signature.user_inputs)
+def constant_nodes(graph: fx.Graph, inputs: set[str]) -> set[fx.Node]:
+    """What depends on no placeholder named in ``inputs``: parameters and what is made of them."""
     result: set[fx.Node] = set()
-    for node in program.graph.nodes:
+    for node in graph.nodes:
         made = node.op == "call_function" and all(n in result for n in node.all_input_nodes)
         if made or (node.op == "placeholder" and node.name not in inputs):
             result.add(node)
@@ -101,13 +109,15 @@ def constant_nodes(program: ExportedProgram) -> set[fx.Node]:
 class _Costs:
     def __init__(self, program: ExportedProgram, symbols: Mapping[Any, Any]) -> None:
         self._graph, self._symbols = program.graph, symbols
-        self._constants = constant_nodes(program)
+        self._constants = constant_nodes(
+            program.graph, {str(n) for n in program.graph_signature.user_inputs}
+        )
         self._dense = [n for n in self._graph.nodes
                        if n.target in FLOP and n not in self._constants]  # fmt: skip
 
     def cost(self) -> Cost:
-        ops = [OpCost(str(n.target), FLOP[n.target](self, n), self._traffic(n))
-               for n in self._dense]  # fmt: skip
+        ops = [OpCost(str(n.target), FLOP[n.target](self, n), self._traffic(n),
+                      LAUNCHES.get(n.target, 1)) for n in self._dense]  # fmt: skip
         return Cost((*ops, self._fused()))
 
     def _traffic(self, node: fx.Node) -> Expr:
@@ -133,7 +143,7 @@ class _Costs:
                     read[source] = self.bytes(node if looked_up else n)
             if any(u in dense or u.op == "output" for u in users(node)):
                 written[node] = self.bytes(node)
-        return OpCost("fused", flop, sum(read.values()) + sum(written.values()))
+        return OpCost("fused", flop, sum(read.values()) + sum(written.values()), len(written))
 
     def size(self, size: Any) -> Expr:
         """A size by the batches' names."""
@@ -195,7 +205,7 @@ VIEWS = {
 def _product(c: _Costs, node: fx.Node) -> Expr:
     """2 * the result * what is summed over."""
     named = named_arguments(node)
-    left = next(named[n] for n in ("mat1", "batch1", "input") if n in named) if (
+    left = next(named[n] for n in ("mat1", "batch1", "input", "x") if n in named) if (
         node.target not in (aten.mm.default, aten.bmm.default, aten.matmul.default)
     ) else node.args[0]  # fmt: skip
     return 2 * c.numel(node) * c.shape(left)[-1]
@@ -249,7 +259,7 @@ def _none(c: _Costs, node: fx.Node) -> Expr:
 FLOP: dict[Any, Callable[[_Costs, fx.Node], Expr]] = {
     **dict.fromkeys(
         (aten.linear.default, aten.addmm.default, aten.mm.default, aten.bmm.default,
-         aten.matmul.default, aten.baddbmm.default),
+         aten.matmul.default, aten.baddbmm.default, ikbo.linear_act.default),
         _product,
     ),
     aten.einsum.default: _einsum,
@@ -263,3 +273,9 @@ FLOP: dict[Any, Callable[[_Costs, fx.Node], Expr]] = {
     ),
     ikbo.group_candidates.default: _none,
 }  # fmt: skip
+# Of ops that launch several: users' part, weights packed, candidates' part, parts of it added.
+LAUNCHES: dict[Any, int] = {
+    ikbo.concat_linear.default: 2,
+    ikbo.linear_compression.default: 3,
+    ikbo.candidate_attention.default: 2,
+}

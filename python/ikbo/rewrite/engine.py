@@ -109,6 +109,9 @@ class Rewriter:
             else:
                 self.values[node] = self.copied(node)
         self.builder.graph.eliminate_dead_code()
+        for node in [n for n in self.new_constants if not n.users]:
+            self.builder.graph.erase_node(node)
+            del self.new_constants[node]
         return self.builder.graph
 
     def _is_of_jagged_size(self, node: fx.Node) -> bool:
@@ -164,7 +167,7 @@ class Rewriter:
     def new_constant(self, tensor: torch.Tensor) -> fx.Node:
         """A constant of the new program."""
         for node, known in self.new_constants.items():
-            if torch.equal(known, tensor):
+            if known.dtype == tensor.dtype and torch.equal(known, tensor):
                 return node
         graph = self.builder.graph
         assert self._first_input is not None
@@ -216,6 +219,15 @@ class Rewriter:
             return self._left(node, str(refused))
         self.note("sunk", node, reason)
         return result
+
+    def as_it_is(self, node: fx.Node) -> Lazy | None:
+        """The op with nothing done to it but sinking; None where that isn't proved."""
+        if all(isinstance(self.values[n], fx.Node) for n in node.all_input_nodes):
+            return self.copied(node)
+        try:
+            return self._sunk(node)[0]
+        except RefusedError:
+            return None
 
     def _left(self, node: fx.Node, reason: str) -> fx.Node:
         self.note("left", node, reason)

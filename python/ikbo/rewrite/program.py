@@ -28,6 +28,7 @@ from .cost import is_fused, users
 from .engine import Rewriter
 from .exporting import Seeds, exported, seeds_of_program, sources_of
 from .lineage import CANDIDATES, trace_lineage
+from .merging import merge_products
 from .report import Copy, Report
 from .rules import value
 from .split import split_program
@@ -75,6 +76,7 @@ def _rewritten(
     first = str(signature.user_inputs[0])
     rewriter = Rewriter(graph, lineages, sizes, algebra, fake_mode, constants, first)
     new_graph = rewriter.run()
+    merge_products(rewriter, {str(n) for n in signature.user_inputs})
     if _input_symbols(graph) != symbols:
         raise RuntimeError(
             "ikbo.rewrite: expected the rewritten program to take all the sizes that the original "

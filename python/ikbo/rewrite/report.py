@@ -82,14 +82,25 @@ class Report:
         names = {s: n for n, s in sizes.items() if isinstance(s, sympy.Symbol)}
         return program_cost(program, names)
 
-    def speedup(self, *, copy_TBps: float, matmul_TFLOPS: float, **sizes: int) -> float:
+    def speedup(
+        self, *, copy_TBps: float, matmul_TFLOPS: float, launch_us: float = 0.0, **sizes: int
+    ) -> float:
         """How many times as fast the rewritten program should be at a machine's ceilings.
 
-        Of both programs, compiled, at given sizes:
-        ``report.speedup(copy_TBps=4.2, matmul_TFLOPS=680, user=15, candidates=1024)``.
+        Of both programs, compiled, at given sizes: ``report.speedup(copy_TBps=4.2,
+        matmul_TFLOPS=680, launch_us=2, user=15, candidates=1024)``.
+
+        Args:
+            copy_TBps: bytes of memory read and written, in 1e12 a second.
+            matmul_TFLOPS: of matrix products, in 1e12 a second.
+            launch_us: microseconds that a kernel takes whatever it does: few candidates take
+                little more. 0 predicts for many.
+            sizes: of each batch.
         """
         before, after = (
-            c.seconds(copy_TBps=copy_TBps, matmul_TFLOPS=matmul_TFLOPS, **sizes)
+            c.seconds(
+                copy_TBps=copy_TBps, matmul_TFLOPS=matmul_TFLOPS, launch_us=launch_us, **sizes
+            )
             for c in (self.before, self.after)
         )
         return before / after
@@ -140,6 +151,7 @@ class Report:
         for what in ("flop", "bytes"):
             before, after = (_rounded(getattr(c, what)) for c in (self.before, self.after))
             lines += [f"  {what} before: {before}", f"  {what} after:  {after}"]
+        lines += [f"  kernels before: {self.before.launches}, after: {self.after.launches}"]
         return "\n".join(lines)
 
 

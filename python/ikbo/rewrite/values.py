@@ -153,6 +153,15 @@ class Builder:
                 result = self.call(operator.mul, result, factor)
         return result
 
+    def together(self, weight: fx.Node) -> fx.Node:
+        """A weight to compute with: columns of one are copied, so that they lie together.
+
+        AOTInductor, folding constants at run time, reads them as if they did (torch 2.13).
+        """
+        if weight.target is not aten.slice.Tensor:
+            return weight
+        return self.call(aten.clone.default, weight, memory_format=torch.contiguous_format)
+
     def node_of(self, lazy: Lazy) -> fx.Node:
         """The value itself; here, and only here, rows are copied."""
         if isinstance(lazy, fx.Node):

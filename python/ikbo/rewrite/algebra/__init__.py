@@ -9,11 +9,21 @@ from __future__ import annotations
 from torch import fx
 
 from ..engine import Done, Rewriter
-from . import activations, attention, bilinear, concatenation, forms, linear, sparse, stacks
+from . import (
+    activations,
+    attention,
+    bilinear,
+    concatenation,
+    forms,
+    linear,
+    scores,
+    sparse,
+    stacks,
+)
 from .registry import ALGEBRA
 
 __all__ = ["ALGEBRA", "activations", "algebra", "attention", "bilinear", "concatenation", "forms",
-           "linear", "sparse", "stacks"]  # fmt: skip
+           "linear", "scores", "sparse", "stacks"]  # fmt: skip
 
 
 def algebra(r: Rewriter, node: fx.Node) -> Done | None:

@@ -8,7 +8,7 @@ from torch import fx
 from ..engine import Done, Rewriter, equal_shapes
 from ..rules import aten, named_arguments, same, value
 from ..values import Gathered, Lazy, shape_of
-from .registry import FLOATS, algebra_for, ikbo, map_arguments
+from .registry import FLOATS, algebra_for, grouped_map, ikbo
 
 REASON = "softmax attention over copied keys and values reads them through the map"
 VIEWS = (aten.unsqueeze.default, aten.view.default, aten.reshape.default, aten.expand.default,
@@ -109,7 +109,7 @@ def _candidate_attention(
         rows = [b.call(aten.unsqueeze.default, n, 2) for n in (q, k.source, v.source)]
     else:
         rows = [b.call(aten.permute.default, n, [0, 2, 1, 3]) for n in (q, k.source, v.source)]
-    maps = map_arguments(r, k.map)
+    maps = grouped_map(r, k.map)
     out = b.call(ikbo.candidate_attention.default, *rows, None, lengths, *maps, scale)
     back = (
         b.call(aten.select.int, out, 2, 0) if rank == 3

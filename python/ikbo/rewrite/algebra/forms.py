@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
 from torch import fx
 
 from ..engine import Rewriter, equal_shapes
 from ..rules import Place, aten, value
 from ..values import Gathered, Joined, Part, Range, RowMap
+from . import registry
 from .registry import FLOATS
 
 REASON = "copied rows times a thin linear map: a bilinear form, its matrix once for each of them"
@@ -70,8 +70,14 @@ def bilinear_parts(
 
 
 def form_of(r: Rewriter, part: Part) -> Form:
-    """A part as such a sum; an empty one if it isn't, or all of it is of the context."""
+    """A part as such a sum; an empty one if it isn't, or all of it is of the context.
+
+    None on a GPU: the matrices of a few users are many small launches, which cost more than the
+    candidates' larger products do.
+    """
     if not isinstance(part, fx.Node) or value(part).dim() != 2 or value(part).dtype not in FLOATS:
+        return []
+    if registry.counts_launches(value(part).device):
         return []
     form = _sum(r, part)
     maps = {p.map for p in form}
@@ -89,7 +95,7 @@ def columns_of(r: Rewriter, node: fx.Node, dim: int, begin: int, end: int) -> fx
             start, stop = stop, stop + value(n).shape[dim]
             if (start, stop) == (begin, end) and value(n).dim() == last + 1:
                 return n
-    found = _linear_map(r, node) if dim == last else None
+    found = linear_map(r, node) if dim == last else None
     if found is not None and is_thin(found[1], end - begin):
         x, *both = found
         rows = [None if n is None else r.builder.call(aten.slice.Tensor, n, 0, begin, end)
@@ -104,7 +110,7 @@ def is_thin(weight: fx.Node, rows: int | None = None) -> bool:
     return isinstance(n, int) and isinstance(q, int) and 2 * q <= (n if rows is None else rows)
 
 
-def _linear_map(r: Rewriter, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
+def linear_map(r: Rewriter, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
     """x [B, q], weight [K, q] and bias [K] of ``x @ weight.T + bias``, also as addmm and mm."""
     if node.target is aten.linear.default:
         x, weight, bias = (*node.args, None)[:3]
@@ -161,7 +167,7 @@ def _times(r: Rewriter, of_context: fx.Node, other: fx.Node) -> Form:
     if len(factors) != 1 or factors[0].x is not None:
         return []
     factor, call = factors[0], r.builder.call
-    found = _linear_map(r, other)
+    found = linear_map(r, other)
     if found is not None:
         x, weight, bias = found
         products = [dataclasses.replace(factor, x=x, weight=weight)]
@@ -214,9 +220,7 @@ def _matrix(r: Rewriter, source: fx.Node, thin: fx.Node, weight: fx.Node) -> fx.
     rows = call(aten.unsqueeze.default, source, 1)
     turned = call(aten.permute.default, thin, [1, 0])
     if value(weight).shape[0] <= value(thin).shape[1]:
-        # AOTInductor, folding constants at run time, reads a view of columns element by element as
-        # if they lay together (torch 2.13).
-        together = call(aten.clone.default, weight, memory_format=torch.contiguous_format)
+        together = r.builder.together(weight)
         scaled = call(aten.mul.Tensor, rows, together)
         return call(aten.permute.default, call(aten.matmul.default, scaled, thin), [0, 2, 1])
     scaled = call(aten.mul.Tensor, rows, turned)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import torch
 from torch import fx
 
 from ..engine import Done, Rewriter
 from ..rules import Place, aten, named_arguments, same, value
 from ..values import Gathered, Joined, Part, Range, RowMap
+from . import registry
 from .attention import attended
 from .forms import REASON, bilinear_parts, form_of, is_thin
-from .registry import algebra_for, ikbo, map_arguments, may_split
+from .registry import algebra_for, cand_to_user, ikbo, may_split
 
 LINEAR = "a linear map over a concatenation is the sum of linear maps of its parts"
 # concat_linear's kernel takes no fewer: beside a form, which a compiler reads through the map and
 # adds, it adds the parts of scores, too.
 FEWEST_COLUMNS = 8
+# How many times the columns that are taken may those be of which they are.
+MOST_SPREAD = 1.5
 STACKED = "a product over stacked rows is the sum of the products of its parts"
 
 
@@ -31,7 +36,7 @@ class _Term:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Half:
+class Half:
     """Terms of one batch side by side, and their columns of the weight."""
 
     x: fx.Node
@@ -114,7 +119,7 @@ def _joined(r: Rewriter, x: fx.Node, dim: int, thin: bool = False) -> Joined | N
         return lazy if lazy.dim == dim else None
     if not isinstance(lazy, fx.Node):
         return None
-    parts = _parts(lazy, dim)
+    parts = parts_of(lazy, dim)
     if thin and len(parts) == 1 and not form_of(r, lazy):
         return None  # to add up rows before a thin map is the quicker
     if any(form_of(r, part) or any(isinstance(s, Gathered) for s, _ in _summands(r, part, dim))
@@ -123,7 +128,7 @@ def _joined(r: Rewriter, x: fx.Node, dim: int, thin: bool = False) -> Joined | N
     return None
 
 
-def _parts(x: fx.Node, dim: int) -> list[fx.Node]:
+def parts_of(x: fx.Node, dim: int) -> list[fx.Node]:
     """What x is a concatenation of, also by several."""
     rank = value(x).dim()
     if x.target is not aten.cat.default or (*x.args[1:], 0)[0] not in (dim, dim - rank):
@@ -131,7 +136,7 @@ def _parts(x: fx.Node, dim: int) -> list[fx.Node]:
     parts = [n for n in x.all_input_nodes if value(n).dim() == rank]
     if parts != x.args[0]:
         return [x]  # one of them twice, or empty ones, which cat skips
-    return [part for n in parts for part in _parts(n, dim)]
+    return [part for n in parts for part in parts_of(n, dim)]
 
 
 def _summands(r: Rewriter, node: fx.Node, dim: int, sign: int = 1) -> list[tuple[Part, int]]:
@@ -189,7 +194,7 @@ def _narrowed(terms: list[_Term], dim: int) -> list[_Term]:
     return result
 
 
-def _halves(r: Rewriter, joined: Joined, weight: fx.Node) -> tuple[list[_Half], list[_Half]]:
+def _halves(r: Rewriter, joined: Joined, weight: fx.Node) -> tuple[list[Half], list[Half]]:
     """The candidates' halves, one for each shape, and one for each map, the widest first."""
     terms = _terms(r, joined)
     rank = value(terms[0].x).dim()
@@ -210,27 +215,57 @@ def _rows(x: fx.Node, dim: int) -> int:
     return sum(not same(s, 1) for d, s in enumerate(value(x).shape) if d != dim)
 
 
-def _half(r: Rewriter, terms: list[_Term], dim: int, weight: fx.Node) -> _Half:
+def _half(r: Rewriter, terms: list[_Term], dim: int, weight: fx.Node) -> Half:
     """The terms joined; what occurs several times meets the sum of its columns."""
     by_x: dict[fx.Node, list[_Term]] = {}
     for term in terms:
         by_x.setdefault(term.x, []).append(term)
     nodes, weights, width = list(by_x), [], 0
     plain: list[Range] = []
-    for same_x in by_x.values():
+    for i, same_x in enumerate(by_x.values()):
         width += sum(b - a for a, b in same_x[0].columns)
-        if len(same_x) == 1 and same_x[0].sign == 1:
+        alone = len(same_x) == 1 and same_x[0].sign == 1
+        spread = _spread(r, same_x[0], weight) if alone else None
+        if alone and spread is None:
             plain += same_x[0].columns
             continue
         if plain:
             weights.append(_columns(r, weight, plain))
         plain = []
-        weights.append(_weight_sum(r, weight, same_x))
+        if spread is None:
+            weights.append(_weight_sum(r, weight, same_x))
+        else:
+            nodes[i], its = spread
+            weights.append(its)
     if plain:
         weights.append(_columns(r, weight, plain))
     x = nodes[0] if len(nodes) == 1 else r.builder.call(aten.cat.default, nodes, dim)
     its = weights[0] if len(weights) == 1 else r.builder.call(aten.cat.default, weights, 1)
-    return _Half(x, its, terms[0].map, width)
+    return Half(x, its, terms[0].map, width)
+
+
+def _spread(r: Rewriter, term: _Term, weight: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """What a term takes columns of, and a weight for all of those: zero where one isn't taken.
+
+    To take columns is a kernel that reads and writes the rows; a weight's are fewer.
+    """
+    x = term.x
+    if term.map is not None or x.target is not aten.index_select.default or x.args[1] != 1:
+        return None
+    side, _, index = x.args
+    assert isinstance(side, fx.Node) and isinstance(index, fx.Node)
+    known, width, device = r.new_constants.get(index), value(side).shape[-1], value(x).device
+    if known is None or value(side).dim() != 2 or not registry.counts_launches(device):
+        return None
+    if len(known.unique()) < len(known) or not width <= MOST_SPREAD * len(known):
+        return None
+    places = torch.zeros(width, dtype=torch.int64, device=device)
+    left_out = torch.ones(width, dtype=torch.bool, device=device)
+    places[known] = torch.cat([torch.arange(a, b, device=device) for a, b in term.columns])
+    left_out[known] = False
+    call = r.builder.call
+    spread = call(aten.index_select.default, weight, 1, r.new_constant(places))
+    return side, call(aten.masked_fill.Scalar, spread, r.new_constant(left_out), 0)
 
 
 def _weight_sum(r: Rewriter, weight: fx.Node, terms: list[_Term]) -> fx.Node:
@@ -272,9 +307,10 @@ def _split(
     if own and contexts and _rows(own[0].x, dim) == rank - 1:
         first = contexts[0]
         assert first.map is not None
-        maps = map_arguments(r, first.map)
+        maps = (cand_to_user(r, first.map), None, None)
         if rank == 2 and not (forms and value(weight).shape[0] < FEWEST_COLUMNS):
             fused, (x, *own), (_, *contexts) = "concat_linear", own, contexts
+            x, first = in_whole_bytes(r, x, first)
             pieces.append(b.call(ikbo.concat_linear.default, x.x, first.x, x.weight,
                                  first.weight, bias, *maps))  # fmt: skip
             bias = None
@@ -296,6 +332,38 @@ def _split(
         return None
     reason = f"{LINEAR}; {REASON}" if forms else LINEAR
     return result, f"replaced by {fused}" if fused else "split", reason
+
+
+def in_whole_bytes(r: Rewriter, x: Half, first: Half) -> tuple[Half, Half]:
+    """The halves with zeros behind their columns, so that rows begin at multiples of 16 bytes.
+
+    concat_linear's kernels take half precision in such rows only. Both parts of the weight lie in
+    one matrix, made by one kernel or, where constants are folded, by none.
+    """
+    halves, call = (x, first), r.builder.call
+    gaps = [-value(h.x).shape[1] % 8 for h in halves]
+    dtype, on = value(x.x).dtype, value(x.x).device
+    if dtype not in (torch.bfloat16, torch.float16) or not any(gaps):
+        return x, first
+
+    def widened(node: fx.Node, gap: int) -> list[fx.Node]:
+        zeros = call(aten.full.default, [r.builder.size(node), gap], 0, dtype=dtype, device=on)
+        joined = node.target is aten.cat.default and (*node.args[1:], 0)[0] == 1
+        parts: Any = node.args[0] if joined else [node]
+        return [*parts, zeros] if gap else [*parts]
+
+    def wide(half: Half, gap: int) -> list[fx.Node]:
+        return [r.builder.together(n) for n in widened(half.weight, gap)]
+
+    both = [n for h, gap in zip(halves, gaps, strict=True) for n in wide(h, gap)]
+    weight, begin, result = call(aten.cat.default, both, 1), 0, []
+    for half, gap in zip(halves, gaps, strict=True):
+        end = begin + value(half.x).shape[1] + gap
+        its = call(aten.slice.Tensor, weight, 1, begin, end)
+        rows = call(aten.cat.default, widened(half.x, gap), 1) if gap else half.x
+        result.append(dataclasses.replace(half, x=rows, weight=its))
+        begin = end
+    return result[0], result[1]
 
 
 def _sum(r: Rewriter, pieces: list[fx.Node]) -> fx.Node:
@@ -339,7 +407,7 @@ def _compressed(r: Rewriter, node: fx.Node, weight: fx.Node, x: fx.Node) -> Done
     if own and _rows(own[0].x, 1) == 2:
         (full, *own), (first, *contexts) = own, contexts
         assert first.map is not None
-        maps = map_arguments(r, first.map)
+        maps = (cand_to_user(r, first.map), None, None)
         pieces.append(b.call(ikbo.linear_compression.default, full.x, first.x, full.weight,
                              first.weight, None, *maps))  # fmt: skip
         action = "replaced by linear_compression"

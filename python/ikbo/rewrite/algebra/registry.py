@@ -30,11 +30,26 @@ def algebra_for(*targets: Any) -> Callable[[Algebra], Algebra]:
     return register
 
 
-def map_arguments(r: Rewriter, rows: RowMap) -> tuple[fx.Node, fx.Node, fx.Node]:
-    """cand_to_user, user_offsets and order of the ops, cast and grouped once for the program."""
+def counts_launches(device: torch.device) -> bool:
+    """Whether how many kernels a program launches is what it costs: on a GPU.
+
+    Rows may be copied there, if that makes one product of several. On a CPU they are copied in
+    pieces, so that they stay in the cache and memory's peak low.
+    """
+    return device.type != "cpu"
+
+
+def cand_to_user(r: Rewriter, rows: RowMap) -> fx.Node:
+    """The map as products take it; they read rows by it and need no groups of candidates."""
     index = rows.node
     if value(index).dtype is not torch.int32:
         index = r.builder.call(aten._to_copy.default, index, dtype=torch.int32)
+    return index
+
+
+def grouped_map(r: Rewriter, rows: RowMap) -> tuple[fx.Node, fx.Node, fx.Node]:
+    """cand_to_user, user_offsets and order: candidates grouped, once for the whole program."""
+    index = cand_to_user(r, rows)
     grouped = r.builder.call(ikbo.group_candidates.default, index, rows.rows)
     order, offsets = (r.builder.call(operator.getitem, grouped, i) for i in (0, 1))
     return index, offsets, order

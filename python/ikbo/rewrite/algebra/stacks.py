@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from ..engine import Done, Rewriter
 from ..rules import Place, aten, named_arguments, same, value
 from ..values import Gathered, Grid, Joined, Lazy, Part, Range, RowMap
+from . import registry
 from .registry import algebra_for
 
 BLOCKS = "a product of stacked rows has a block for each pair of parts"
@@ -41,18 +42,48 @@ def product(r: Rewriter, node: fx.Node) -> Done | None:
     if not rows or not columns:
         return None
     symmetric = _transpose_of(a, b)
-    blocks: list[list[Part]] = []
-    for i, row in enumerate(rows):
-        blocks.append([])
+    launches = registry.counts_launches(value(node).device)
+    if launches and len(columns) == 1 and isinstance(columns[0], fx.Node):
+        return r.copied(node), "left", MIXED  # one launch
+    blocks: dict[tuple[int, int], Part] = {}
+    # Others' own rows first: what they make with copied ones is there when it is to be transposed.
+    for i in sorted(range(len(rows)), key=lambda i: launches and _is_copied(rows[i])):
+        if symmetric and launches and not _is_copied(rows[i]):
+            blocks |= {(i, j): block for j, block in enumerate(_line(r, node, rows, i))}
+            continue
         for j, column in enumerate(columns):
-            if symmetric and j < i:
-                blocks[i].append(_on_source(r, blocks[j][i], aten.permute.default, [0, 2, 1]))
+            if symmetric and (j, i) in blocks:
+                blocks[i, j] = _on_source(r, blocks[j, i], aten.permute.default, [0, 2, 1])
             else:
-                blocks[i].append(_block(r, node, row, column))
+                blocks[i, j] = _block(r, node, rows[i], column, launches)
+    lines = [tuple(blocks[i, j] for j in range(len(columns))) for i in range(len(rows))]
     if joined_a and joined_b:
-        return Grid(tuple(map(tuple, blocks))), "split", BLOCKS
-    parts = [block for row in blocks for block in row]
-    return Joined(tuple(parts), 1 if joined_a else 2), "split", BLOCKS
+        return Grid(tuple(lines)), "split", BLOCKS
+    return Joined(tuple(b for line in lines for b in line), 1 if joined_a else 2), "split", BLOCKS
+
+
+def _is_copied(part: Part) -> bool:
+    return isinstance(part, Gathered)
+
+
+def _line(r: Rewriter, node: fx.Node, rows: list[Part], i: int) -> list[Part]:
+    """The blocks of others' own rows with all rows' transposes: columns of one product.
+
+    Zero rows fill the stack up, so that the product's rows begin at multiples of 16 bytes: others
+    are written by kernels an order slower.
+    """
+    if any(map(_is_copied, rows)):
+        r.note("left", node, MIXED)
+    call, its = r.builder.call, value(node)
+    stops = [0, *itertools.accumulate(_size(row, 1) for row in rows)]
+    nodes = [r.builder.node_of(row) for row in rows]
+    if gap := -stops[-1] % (16 // its.element_size()):
+        zeros = [r.builder.size(nodes[i]), gap, value(nodes[i]).shape[2]]
+        nodes.append(call(aten.full.default, zeros, 0, dtype=its.dtype, device=its.device))
+    stacked = call(aten.cat.default, nodes, 1)
+    own = call(aten.slice.Tensor, stacked, 1, *stops[i : i + 2])
+    line = call(aten.matmul.default, own, call(aten.permute.default, stacked, [0, 2, 1]))
+    return [call(aten.slice.Tensor, line, 2, *stops[j : j + 2]) for j in range(len(rows))]
 
 
 def _merged(r: Rewriter, lazy: Lazy) -> list[Part]:
@@ -76,7 +107,7 @@ def _on_source(r: Rewriter, part: Part, op: Any, *args: Any) -> Part:
     return r.builder.call(op, part, *args)
 
 
-def _block(r: Rewriter, node: fx.Node, a: Part, b: Part) -> Part:
+def _block(r: Rewriter, node: fx.Node, a: Part, b: Part, launches: bool) -> Part:
     call = r.builder.call
     if isinstance(a, Gathered) and isinstance(b, Gathered) and a.map == b.map:
         return Gathered(call(aten.matmul.default, a.source, b.source), a.map, Place())
@@ -86,10 +117,8 @@ def _block(r: Rewriter, node: fx.Node, a: Part, b: Part) -> Part:
     other = r.builder.node_of(b)
     sizes = (*value(other).shape[1:], _shape(a)[1])
     known = all(isinstance(s, int) and s > 0 for s in sizes)
-    if isinstance(a, fx.Node) or value(node).device.type != "cpu" or not known:
+    if isinstance(a, fx.Node) or launches or not known:
         return call(aten.matmul.default, r.builder.node_of(a), other)
-    # On a CPU the copy is made in pieces, none larger than what the candidates bring, so that they
-    # stay in the cache and memory's peak low; on a GPU further launches would cost more.
     n = sizes[-1]
     step = -(-n // -(-n // min(sizes)))
     pieces = [
@@ -173,16 +202,17 @@ def pairs(r: Rewriter, node: fx.Node) -> Done | None:
     widths = [_size(block, 2) for block in grid.blocks[0]]
     # The blocks of the same rows side by side, so that their pairs keep the order they had: mostly
     # they meet columns of the next weight that lie together.
-    groups: dict[RowMap | None, dict[tuple[int, int], int]] = {}
+    groups: dict[RowMap | None, dict[fx.Node, int]] = {}
     chosen: dict[RowMap | None, list[int]] = {}
     ranges: dict[RowMap | None, list[Range]] = {}
     for at, (line, column) in enumerate(zip(lines, columns, strict=True)):
         (bi, i), (bj, j) = _within(heights, line), _within(widths, column)
-        rows = getattr(grid.blocks[bi][bj], "map", None)
+        block = grid.blocks[bi][bj]
+        rows, (whole, left) = getattr(block, "map", None), _whole(_source(block))
         begins = groups.setdefault(rows, {})
-        if (bi, bj) not in begins:
-            begins[bi, bj] = sum(heights[x] * widths[y] for x, y in begins)
-        chosen.setdefault(rows, []).append(begins[bi, bj] + i * widths[bj] + j)
+        if whole not in begins:
+            begins[whole] = sum(_size(w, 1) * _size(w, 2) for w in begins)
+        chosen.setdefault(rows, []).append(begins[whole] + i * _size(whole, 2) + left + j)
         its = ranges.setdefault(rows, [])
         if its and its[-1][1] == at:
             its[-1] = (its[-1][0], at + 1)
@@ -190,13 +220,21 @@ def pairs(r: Rewriter, node: fx.Node) -> Done | None:
             its.append((at, at + 1))
     parts: list[Part] = []
     for rows, begins in groups.items():
-        flat = [_source(_on_source(r, grid.blocks[i][j], aten.flatten.using_ints, 1, 2))
-                for i, j in begins]  # fmt: skip
+        flat = [r.builder.call(aten.flatten.using_ints, whole, 1, 2) for whole in begins]
         side = flat[0] if len(flat) == 1 else r.builder.call(aten.cat.default, flat, 1)
         index = r.new_constant(torch.tensor(chosen[rows], device=value(node).device))
         taken = r.builder.call(aten.index_select.default, side, 1, index)
         parts.append(taken if rows is None else Gathered(taken, rows, Place()))
     return Joined(tuple(parts), 1, tuple(map(tuple, ranges.values()))), "split", PAIRS
+
+
+def _whole(block: fx.Node) -> tuple[fx.Node, int]:
+    """The product that a block is columns of, and which column is its first."""
+    if block.target is aten.slice.Tensor and block.args[1] == 2:
+        whole, _, begin = block.args[:3]
+        assert isinstance(whole, fx.Node) and isinstance(begin, int)
+        return whole, begin
+    return block, 0
 
 
 def _source(part: Part) -> fx.Node:
