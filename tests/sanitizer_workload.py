@@ -148,7 +148,7 @@ WORK: list[tuple[Callable[..., None], tuple[object, ...]]] = [
     (candidate_attention, (8, 1, 2, 3000, 1, 1, 128, 128, False)),  # keys in parts
     (candidate_attention, (600, 64, 9, 130, 2, 2, 64, 64, True)),  # tickets
     (candidate_attention, (800, 64, 9, 200, 2, 2, 128, 128, True)),  # tickets, sorted
-    (candidate_attention, (140, 128, 140, 520, 1, 1, 128, 128, False)),  # keys shared out
+    (candidate_attention, (140, 128, 140, 520, 1, 1, 128, 128, False)),  # rounds of tiles
     (gated, (5, 72, 1030, 136, "silu")),
     (gated, (33, 72, 77, 136, "gelu")),
     (gated, (65, 8816, 1487, 136, "silu")),
