@@ -80,8 +80,6 @@ __global__ void __launch_bounds__(kLooseOverlappedThreads, 1)
     const Outlet<T, false> outlet{ring, staged[0], p.y, place, in_place};
     const float per_column = 1.0f / static_cast<float>(m.columns);
     const Moments merge{p.layer, false, 1.0f / static_cast<float>(at.count), per_column};
-    const int width = 1 << (32 - __clz(m.warps - 1));
-    const int peer = lane & (width - 1);
     uint32_t turn = 0, blocks = 0, last_block = 0, last_phase = 0;
     int last_slot = 0;
 #pragma unroll 1
@@ -90,22 +88,8 @@ __global__ void __launch_bounds__(kLooseOverlappedThreads, 1)
       const int count = ring.rows_from(first_row);
 #pragma unroll 1
       for (int i = 0; i < count; ++i, ++turn) {
-        const uint32_t b = turn & 1, phase = turn >> 1 & 1;
-        hopper::wait(shared.partial[b], phase);
-        const float4 nothing{0.0f, 0.0f, 0.0f, 0.0f};
-        float4 sums = merge(peer < m.warps ? shared.of_warp[b][peer] : nothing, width, false);
-        if (place.cluster > 1) {
-          if (lane == 0) {
-            hopper::arrive_expect_bytes(shared.ready[b], sizeof(float4) * place.cluster);
-          }
-          if (lane < place.cluster) {
-            hopper::store_async_in_cluster(&shared.of_cta[b][place.rank], shared.ready[b], lane,
-                                           sums);
-          }
-          __syncwarp();
-          hopper::wait(shared.ready[b], phase);
-          sums = merge(shared.of_cta[b][lane & (place.cluster - 1)], place.cluster, true);
-        }
+        const uint32_t b = turn & 1;
+        const float4 sums = shared.sums(b, turn >> 1 & 1, merge, m.warps, lane, place);
         if (lane == 0) {
           const float rstd = inverse_root(fmaf(sums.y, per_column, p.eps));
           shared.result[b] = float4{sums.w, rstd, 0.0f, 0.0f};

@@ -37,6 +37,27 @@ struct OverlappedExchange {
       hopper::init(done[b], 1);
     }
   }
+
+  // The exchanging warp: the sums of a turn's row over warps and CTAs, once they are there, in all
+  // of its lanes.
+  __device__ float4 sums(uint32_t b, uint32_t phase, const Moments& merge, int warps, int lane,
+                         const Place& place) {
+    const int width = 1 << (32 - __clz(warps - 1));
+    const int peer = lane & (width - 1);
+    hopper::wait(partial[b], phase);
+    const float4 nothing{0.0f, 0.0f, 0.0f, 0.0f};
+    float4 all = merge(peer < warps ? of_warp[b][peer] : nothing, width, false);
+    if (place.cluster > 1) {
+      if (lane == 0) hopper::arrive_expect_bytes(ready[b], sizeof(float4) * place.cluster);
+      if (lane < place.cluster) {
+        hopper::store_async_in_cluster(&of_cta[b][place.rank], ready[b], lane, all);
+      }
+      __syncwarp();
+      hopper::wait(ready[b], phase);
+      all = merge(of_cta[b][lane & (place.cluster - 1)], place.cluster, true);
+    }
+    return all;
+  }
 };
 
 template <class T, int kVectors>
@@ -85,26 +106,10 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
     const float per_column = 1.0f / static_cast<float>(m.columns);
     const Moments merge{p.layer, scales_early(p), 1.0f / static_cast<float>(at.count), per_column};
     float scale = p.scale ? *p.scale : 1.0f;
-    const int width = 1 << (32 - __clz(m.warps - 1));
-    const int peer = lane & (width - 1);
 #pragma unroll 1
     for (uint32_t turn = 0; ring.wait(); ++turn) {
-      const uint32_t b = turn & 1, phase = turn >> 1 & 1;
-      hopper::wait(shared.partial[b], phase);
-      const float4 nothing{0.0f, 0.0f, 0.0f, 0.0f};
-      float4 sums = merge(peer < m.warps ? shared.of_warp[b][peer] : nothing, width, false);
-      if (place.cluster > 1) {
-        if (lane == 0) {
-          hopper::arrive_expect_bytes(shared.ready[b], sizeof(float4) * place.cluster);
-        }
-        if (lane < place.cluster) {
-          hopper::store_async_in_cluster(&shared.of_cta[b][place.rank], shared.ready[b], lane,
-                                         sums);
-        }
-        __syncwarp();
-        hopper::wait(shared.ready[b], phase);
-        sums = merge(shared.of_cta[b][lane & (place.cluster - 1)], place.cluster, true);
-      }
+      const uint32_t b = turn & 1;
+      const float4 sums = shared.sums(b, turn >> 1 & 1, merge, m.warps, lane, place);
       if (lane == 0) {
         const float rstd = rsqrtf(fmaf(sums.y, per_column, p.eps));
         if (p.row_scales) scale = scale_of_row(sums.x * rstd);
