@@ -13,7 +13,7 @@ namespace {
 struct Compiled {
   ElementType type;
   int lanes, vectors, rows;
-  DirectKernel kernel[2][2];  // layer, early
+  DirectKernel kernel[2][2][2];  // layer, early, plain
 };
 
 template <class T, int kLanes, int kVectors, int kRows>
@@ -24,10 +24,14 @@ constexpr Compiled compiled(ElementType type) {
           kLanes,
           kVectors,
           kRows,
-          {{norm_forward_direct_sm90<T, kLanes, kVectors, kRows, false, false>,
-            norm_forward_direct_sm90<T, kLanes, kVectors, kRows, false, true>},
-           {norm_forward_direct_sm90<T, kLanes, kVectors, kRows, true, false>,
-            norm_forward_direct_sm90<T, kLanes, kVectors, kRows, true, kRegisters>}}};
+          {{{norm_forward_direct_sm90<T, kLanes, kVectors, kRows, false, false, false>,
+             norm_forward_direct_sm90<T, kLanes, kVectors, kRows, false, false, true>},
+            {norm_forward_direct_sm90<T, kLanes, kVectors, kRows, false, true, false>,
+             norm_forward_direct_sm90<T, kLanes, kVectors, kRows, false, true, true>}},
+           {{norm_forward_direct_sm90<T, kLanes, kVectors, kRows, true, false, false>,
+             norm_forward_direct_sm90<T, kLanes, kVectors, kRows, true, false, true>},
+            {norm_forward_direct_sm90<T, kLanes, kVectors, kRows, true, kRegisters, false>,
+             norm_forward_direct_sm90<T, kLanes, kVectors, kRows, true, kRegisters, true>}}}};
 }
 
 constexpr ElementType kBf16 = ElementType::kBfloat16, kFp32 = ElementType::kFloat32;
@@ -73,13 +77,14 @@ const Compiled kCompiled[] = {
 
 struct Choice {
   int lanes = 0, vectors = 0, rows = 0, threads = 256;
-  bool early = false;
+  bool early = false, plain = false;
 };
 
 bool read_choice(const NormMapping& m, Choice& c) {
   const char* text = std::getenv("IKBO_NORM_DIRECT");
   if (text == nullptr || *text == 0 || *text == '0') return false;
   c.early = std::strchr(text, 'e') != nullptr;
+  c.plain = std::strchr(text, 'p') != nullptr;
   if (const char* threads = std::strchr(text, ':')) c.threads = std::atoi(threads + 1);
   if (std::sscanf(text, "%dx%dx%d", &c.lanes, &c.vectors, &c.rows) == 3) return true;
   c.lanes = m.cluster == 1 ? m.lanes : 0;
@@ -128,7 +133,7 @@ bool run_direct(const NormForward& p, const NormConfig& config, cudaStream_t str
                                p.rstd,
                                static_cast<uint32_t>(p.rows),
                                p.eps};
-    launch(c.kernel[p.layer][choice.early], shape, stream, direct);
+    launch(c.kernel[p.layer][choice.early][choice.plain], shape, stream, direct);
     return true;
   }
   return false;
@@ -137,7 +142,9 @@ bool run_direct(const NormForward& p, const NormConfig& config, cudaStream_t str
 void load_direct() {
   for (const Compiled& c : kCompiled) {
     for (const auto& of_layer : c.kernel) {
-      for (const DirectKernel kernel : of_layer) load_kernel(kernel);
+      for (const auto& early : of_layer) {
+        for (const DirectKernel kernel : early) load_kernel(kernel);
+      }
     }
   }
 }

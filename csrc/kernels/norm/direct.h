@@ -1,9 +1,12 @@
-// The forward without rings, chosen at each call by the environment (for comparing alone):
-//   IKBO_NORM_DIRECT=0 or unset   the other kernels
-//   1                             one of the same layout, and so bits, as theirs, where there is
-//   one LxVxR                         L threads a row, V vectors each, R rows a group of threads e
-//   behind either               weight and bias are read with x :T behind that                T
-//   threads a CTA, of rows within a warp (else 256)
+// The forward without rings, chosen at each call by the environment's IKBO_NORM_DIRECT (for
+// comparing alone):
+//   0 or unset  the other kernels
+//   1           the layout, and so the bits, of the other kernels, where there is one
+//   LxVxR       L threads a row, V vectors each, R rows a group of threads
+// and behind either
+//   e           weight and bias are read with x
+//   p           plain stores, not streaming ones
+//   :T          T threads a CTA, of rows within a warp (else 256)
 #pragma once
 
 #include <cuda_runtime_api.h>

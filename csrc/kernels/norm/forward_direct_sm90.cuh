@@ -42,7 +42,8 @@ constexpr int direct_ctas() {
 
 // kRows rows a group of threads, all of whose loads are on their way before the first is used.
 // kEarly: weight and bias, too; else they are read from L1 or L2 once a row's sums are known.
-template <class T, int kLanes, int kVectors, int kRows, bool kLayer, bool kEarly>
+// kPlain: results are stored as any, not as what is read last.
+template <class T, int kLanes, int kVectors, int kRows, bool kLayer, bool kEarly, bool kPlain>
 __global__ void __launch_bounds__(kDirectThreads<kLanes>,
                                   direct_ctas<kLanes, kVectors, kRows, kLayer, kEarly>())
     norm_forward_direct_sm90(const __grid_constant__ DirectForward p) {
@@ -214,7 +215,14 @@ __global__ void __launch_bounds__(kDirectThreads<kLanes>,
         values[e] = kInWarp ? values[e] * rstd[r] : fmaf(values[e], rstd[r], shift[r]);
         values[e] = fmaf(values[e], w[e], b[e]);
       }
-      store_words(p.y + row_of(r) * p.y_row_bytes + at, pack_words<T>(values));
+      char* const to = p.y + row_of(r) * p.y_row_bytes + at;
+      const Words<4> words = pack_words<T>(values);
+      if constexpr (kPlain) {
+        *reinterpret_cast<uint4*>(to) = {words.word[0], words.word[1], words.word[2],
+                                         words.word[3]};
+      } else {
+        store_words(to, words);
+      }
     }
   }
 }
