@@ -49,18 +49,13 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, (kLanes > 0)>, 1)
   if (kInWarp || threadIdx.x < 32) {
     if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
     if (lane == 0) {
-      int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
-      end = staged[1].init(p.grad_y, place, at.count, config, config.pitches[1], end);
-      staged[2].init(p.grad_residual_out, place, at.count, config, config.pitches[2], end);
+      lay_out(staged, place, at.count, config, p.x, p.grad_y, p.grad_residual_out);
       if constexpr (!kInWarp) shared.init();
     }
     hopper::fence_barrier_init();
     __syncwarp();
   }
-  hopper::touch(p);
-  hopper::touch(config);
-  // Until here nothing was read that an earlier kernel may write.
-  hopper::wait_for_previous_kernel();
+  begin(p, config);
   if (kInWarp || threadIdx.x == 0) ring.load_first();
   // Adding -0 changes nothing, not even the sign of a zero.
   const float weight_offset = p.weight_offset == 0.0f ? -0.0f : p.weight_offset;
@@ -72,11 +67,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, (kLanes > 0)>, 1)
       weight[i] = own + weight_offset;
     });
   });
-  if (place.cluster > 1) {
-    hopper::cluster_sync();
-  } else if (!kInWarp) {
-    __syncthreads();
-  }
+  meet<kInWarp>(place);
 
   float weight_sums[kSlots] = {};
   float bias_sums[kSlots] = {};

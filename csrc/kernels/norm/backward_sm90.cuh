@@ -131,25 +131,15 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   if (in_first_warp) {
     if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
     if (lane == 0) {
-      Staged* const staged = operands[ring_index];
-      int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
-      end = staged[1].init(p.grad_y, place, at.count, config, config.pitches[1], end);
-      staged[2].init(p.grad_residual_out, place, at.count, config, config.pitches[2], end);
+      lay_out(operands[ring_index], place, at.count, config, p.x, p.grad_y, p.grad_residual_out);
       if constexpr (!kInWarp) shared.init();
     }
     hopper::fence_barrier_init();
     __syncwarp();
   }
-  hopper::touch(p);
-  hopper::touch(config);
-  // Until here nothing was read that an earlier kernel may write.
-  hopper::wait_for_previous_kernel();
+  begin(p, config);
   if (kInWarp || threadIdx.x == 0) ring.load_first();
-  if (place.cluster > 1) {
-    hopper::cluster_sync();
-  } else if (!kInWarp) {
-    __syncthreads();
-  }
+  meet<kInWarp>(place);
 
   const Target weight(p.weight, place), grad_x(p.grad_x, place);
   const Target grad_residual(p.grad_residual, place);

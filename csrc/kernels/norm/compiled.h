@@ -8,6 +8,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "kernels/norm/norm.h"
 
 namespace ikbo::norm {
@@ -18,6 +20,31 @@ using BackwardKernel = void (*)(NormBackward, NormConfig);
 // Whether a thread of the backward has registers for the weight of its vectors in float.
 constexpr bool holds_weight(int vectors, int elements, bool in_warp) {
   return vectors * elements <= (in_warp ? 32 : 16);
+}
+
+// Of the layouts that both passes are compiled for the one of so many vectors: pick(vectors) for
+// rows over warps, pick(vectors, lanes) for interleaved columns of rows within a warp, as
+// constants.
+template <int kValue>
+inline constexpr std::integral_constant<int, kValue> kNumber;
+template <bool kFull, class Pick>
+auto pick_over_warps(int vectors, const Pick& pick) {
+  if constexpr (kFull) {
+    if (vectors == 1) return pick(kNumber<1>);
+    if (vectors == 3) return pick(kNumber<3>);
+  }
+  return vectors <= 2 ? pick(kNumber<2>) : pick(kNumber<4>);
+}
+template <class Pick>
+auto pick_loose(int vectors, int lanes, const Pick& pick) {
+  if (lanes == 8) {
+    return vectors == 1 ? pick(kNumber<1>, kNumber<8>) : pick(kNumber<2>, kNumber<8>);
+  }
+  if (lanes == 16) {
+    return vectors == 2 ? pick(kNumber<2>, kNumber<16>) : pick(kNumber<3>, kNumber<16>);
+  }
+  if (vectors == 2) return pick(kNumber<2>, kNumber<32>);
+  return vectors == 3 ? pick(kNumber<3>, kNumber<32>) : pick(kNumber<4>, kNumber<32>);
 }
 
 template <class T>

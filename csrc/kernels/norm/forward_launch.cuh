@@ -22,25 +22,17 @@ ForwardKernel forward_in_warp(int vectors) {
 
 template <class T, bool kFull>
 ForwardKernel forward_over_warps(int vectors) {
-  if constexpr (kFull) {
-    if (vectors == 1) return norm_forward_sm90<T, 1, false, true>;
-    if (vectors == 3) return norm_forward_sm90<T, 3, false, true>;
-  }
-  return vectors <= 2 ? norm_forward_sm90<T, 2, false, kFull>
-                      : norm_forward_sm90<T, 4, false, kFull>;
+  return pick_over_warps<kFull>(vectors, [](auto count) -> ForwardKernel {
+    return norm_forward_sm90<T, count, false, kFull>;
+  });
 }
 
 template <class T>
 ForwardKernel forward_loose(int vectors, int lanes) {
   if (lanes > 32) return norm_forward_loose_overlapped_sm90<T>;
-  if (lanes == 8) {
-    return vectors == 1 ? norm_forward_loose_sm90<T, 1, 8> : norm_forward_loose_sm90<T, 2, 8>;
-  }
-  if (lanes == 16) {
-    return vectors == 2 ? norm_forward_loose_sm90<T, 2, 16> : norm_forward_loose_sm90<T, 3, 16>;
-  }
-  if (vectors == 2) return norm_forward_loose_sm90<T, 2, 32>;
-  return vectors == 3 ? norm_forward_loose_sm90<T, 3, 32> : norm_forward_loose_sm90<T, 4, 32>;
+  return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
+    return norm_forward_loose_sm90<T, count, of_row>;
+  });
 }
 
 #define IKBO_NORM_FORWARD(T)                                                                       \

@@ -54,26 +54,18 @@ __global__ void __launch_bounds__(kLooseOverlappedThreads, 1)
       hopper::init(written[lane], m.warps);
     }
     if (lane == 0) {
-      const int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
-      staged[1].init(p.residual, place, at.count, config, config.pitches[1], end);
+      lay_out(staged, place, at.count, config, p.x, p.residual);
       shared.init(m.warps);
       of_largest.init();
     }
     hopper::fence_barrier_init();
     __syncwarp();
   }
-  hopper::touch(p);
-  hopper::touch(config);
-  // Until here nothing was read that an earlier kernel may write.
-  hopper::wait_for_previous_kernel();
+  begin(p, config);
   hopper::allow_next_kernel();
   if (is_porter && lane == 0) ring.load_first();
   __syncwarp();
-  if (place.cluster > 1) {
-    hopper::cluster_sync();
-  } else {
-    __syncthreads();
-  }
+  meet<false>(place);
   const bool in_place =
       config.stages >= 4 && !p.quantizes() && lies_as(p.y, p.x, place, at.count, config);
   if (is_porter) {

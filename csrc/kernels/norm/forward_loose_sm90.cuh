@@ -129,16 +129,12 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, true>, kForwardCtas<
   if (!config.direct) {
     if (lane < config.stages) hopper::init(full[warp][lane], 1);
     if (lane == 0) {
-      const int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
-      staged[1].init(p.residual, place, at.count, config, config.pitches[1], end);
+      lay_out(staged, place, at.count, config, p.x, p.residual);
     }
     hopper::fence_barrier_init();
     __syncwarp();
   }
-  hopper::touch(p);
-  hopper::touch(config);
-  // Until here nothing was read that an earlier kernel may write.
-  hopper::wait_for_previous_kernel();
+  begin(p, config);
   hopper::allow_next_kernel();
   if (!config.direct) ring.load_first();
 

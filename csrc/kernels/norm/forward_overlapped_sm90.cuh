@@ -83,24 +83,17 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
   if (exchanges) {
     if (lane < config.stages) hopper::init(full[lane], 1);
     if (lane == 0) {
-      operand.init(p.x, place, at.count, config, config.pitches[0], 0);
+      lay_out(&operand, place, at.count, config, p.x);
       shared.init(m.warps);
     }
     hopper::fence_barrier_init();
     __syncwarp();
   }
-  hopper::touch(p);
-  hopper::touch(config);
-  // Until here nothing was read that an earlier kernel may write.
-  hopper::wait_for_previous_kernel();
+  begin(p, config);
   hopper::allow_next_kernel();
   if (exchanges && lane == 0) ring.load_first();
   __syncwarp();
-  if (place.cluster > 1) {
-    hopper::cluster_sync();
-  } else {
-    __syncthreads();
-  }
+  meet<false>(place);
 
   if (exchanges) {
     const float per_column = 1.0f / static_cast<float>(m.columns);

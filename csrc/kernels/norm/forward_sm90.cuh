@@ -132,18 +132,13 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
   if (!config.direct && in_first_warp) {
     if (lane < config.stages) hopper::init(full[ring_index][lane], 1);
     if (lane == 0) {
-      Staged* const staged = operands[ring_index];
-      const int end = staged[0].init(p.x, place, at.count, config, config.pitches[0], 0);
-      staged[1].init(p.residual, place, at.count, config, config.pitches[1], end);
+      lay_out(operands[ring_index], place, at.count, config, p.x, p.residual);
       if constexpr (!kInWarp) shared.init();
     }
     hopper::fence_barrier_init();
     __syncwarp();
   }
-  hopper::touch(p);
-  hopper::touch(config);
-  // Until here nothing was read that an earlier kernel may write.
-  hopper::wait_for_previous_kernel();
+  begin(p, config);
   hopper::allow_next_kernel();
   if (!config.direct && (kInWarp || is_first)) ring.load_first();
   if (place.cluster > 1) {

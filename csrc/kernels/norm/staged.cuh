@@ -247,36 +247,59 @@ struct Ring {
   }
 };
 
+// One thread: the operands of a ring, one behind the other in a stage.
+template <class... Matrices>
+__device__ inline void lay_out(Staged* staged, const Place& place, int columns,
+                               const NormConfig& config, const Matrices&... operands) {
+  int end = 0, i = 0;
+  ((end = staged[i].init(operands, place, columns, config, config.pitches[i], end), ++i), ...);
+}
+
+// Before a kernel reads what the one ahead may write. Parameters and config are asked for first.
+template <class Params>
+__device__ inline void begin(const Params& p, const NormConfig& config) {
+  hopper::touch(p);
+  hopper::touch(config);
+  hopper::wait_for_previous_kernel();
+}
+
+// All threads that share rows: a cluster's, or a CTA's; warps with rows of their own share none.
+template <bool kInWarp>
+__device__ inline void meet(const Place& place) {
+  if (place.cluster > 1) {
+    hopper::cluster_sync();
+  } else if (!kInWarp) {
+    __syncthreads();
+  }
+}
+
 // Over the lanes of a row, for all of them: `lanes` is a power of two, up to kMost, the same for
 // all threads. Offsets up to 8 lanes' are all shuffled, which costs less than a branch at each.
-template <int kMost = 32, class Merge>
-__device__ inline float merge_lanes(float value, int lanes, const Merge& merge) {
-  const auto step = [&](int offset) {
-    const float other = __shfl_xor_sync(0xffffffffu, value, offset);
-    if (offset < lanes) value = merge(value, other);
-  };
+template <int kMost, class Step>
+__device__ inline void each_offset(int lanes, const Step& step) {
   if (lanes > 8) {
 #pragma unroll
     for (int offset = kMost / 2; offset >= 8; offset /= 2) step(offset);
   }
 #pragma unroll
   for (int offset = 4; offset >= 1; offset /= 2) step(offset);
+}
+template <int kMost = 32, class Merge>
+__device__ inline float merge_lanes(float value, int lanes, const Merge& merge) {
+  each_offset<kMost>(lanes, [&](int offset) {
+    const float other = __shfl_xor_sync(0xffffffffu, value, offset);
+    if (offset < lanes) value = merge(value, other);
+  });
   return value;
 }
 // Two values side by side: one after the other they would take as many waits.
 template <int kMost = 32>
 __device__ inline float2 sum_lanes(float2 values, int lanes) {
-  const auto step = [&](int offset) {
+  each_offset<kMost>(lanes, [&](int offset) {
     const float x = __shfl_xor_sync(0xffffffffu, values.x, offset);
     const float y = __shfl_xor_sync(0xffffffffu, values.y, offset);
     if (offset < lanes) values.x += x, values.y += y;
-  };
-  if (lanes > 8) {
-#pragma unroll
-    for (int offset = kMost / 2; offset >= 8; offset /= 2) step(offset);
-  }
-#pragma unroll
-  for (int offset = 4; offset >= 1; offset /= 2) step(offset);
+  });
   return values;
 }
 template <int kMost = 32>
