@@ -143,7 +143,7 @@ def _merge(builder: Builder, products: Sequence[_Product]) -> None:
     """``weights.T @ rows``, the weights beside each other."""
     call, rows = builder.call, products[0].rows
     weights = [p.weight for p in products]
-    weight = weights[0] if len(weights) == 1 else call(aten.cat.default, weights, 1)
+    weight = builder.cat(weights, 1)
     rows, weight = _in_whole_bytes(builder, rows, weight)
     turned = call(aten.permute.default, weight, [1, 0])
     sizes = [builder.size(rows), *value(turned).shape]

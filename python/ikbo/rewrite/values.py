@@ -153,6 +153,10 @@ class Builder:
                 result = self.call(operator.mul, result, factor)
         return result
 
+    def cat(self, nodes: list[fx.Node], dim: int) -> fx.Node:
+        """A concatenation; of one node, that."""
+        return nodes[0] if len(nodes) == 1 else self.call(aten.cat.default, nodes, dim)
+
     def together(self, weight: fx.Node) -> fx.Node:
         """A weight to compute with: columns of one are copied, so that they lie together.
 

@@ -203,8 +203,8 @@ def _product_of(r: Rewriter, form: Form, weight: fx.Node) -> fx.Node:
         assert p.x is not None and p.weight is not None
         inputs.append(p.x)
         matrices.append(_matrix(r, p.source, p.weight, weight))
-    x = inputs[0] if len(inputs) == 1 else call(aten.cat.default, inputs, 1)
-    matrix = matrices[0] if len(matrices) == 1 else call(aten.cat.default, matrices, 1)
+    x = r.builder.cat(inputs, 1)
+    matrix = r.builder.cat(matrices, 1)
     # Element by element and a sum, which a compiler reads through the map.
     read = r.builder.node_of(Gathered(matrix, form[0].map, Place()))
     product = call(aten.mul.Tensor, read, call(aten.unsqueeze.default, x, 2))

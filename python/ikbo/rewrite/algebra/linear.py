@@ -239,8 +239,8 @@ def _half(r: Rewriter, terms: list[_Term], dim: int, weight: fx.Node) -> Half:
             weights.append(its)
     if plain:
         weights.append(_columns(r, weight, plain))
-    x = nodes[0] if len(nodes) == 1 else r.builder.call(aten.cat.default, nodes, dim)
-    its = weights[0] if len(weights) == 1 else r.builder.call(aten.cat.default, weights, 1)
+    x = r.builder.cat(nodes, dim)
+    its = r.builder.cat(weights, 1)
     return Half(x, its, terms[0].map, width)
 
 
@@ -292,7 +292,7 @@ def _columns(r: Rewriter, weight: fx.Node, ranges: list[Range]) -> fx.Node:
     if merged == [(0, value(weight).shape[1])]:
         return weight
     views = [r.builder.call(aten.slice.Tensor, weight, 1, a, b) for a, b in merged]
-    return views[0] if len(views) == 1 else r.builder.call(aten.cat.default, views, 1)
+    return r.builder.cat(views, 1)
 
 
 def _split(

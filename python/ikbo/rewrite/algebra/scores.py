@@ -139,8 +139,8 @@ def _narrow(
     def half(bases: Sequence[Part]) -> Half:
         nodes = [b.source if isinstance(b, Gathered) else b for b in bases]
         weights = [_weight_of(r, b, found, inputs) for b in bases]
-        x = nodes[0] if len(nodes) == 1 else call(aten.cat.default, nodes, 1)
-        weight = weights[0] if len(weights) == 1 else call(aten.cat.default, weights, 1)
+        x = r.builder.cat(nodes, 1)
+        weight = r.builder.cat(weights, 1)
         return Half(x, weight, rows, value(x).shape[1])
 
     x, first = in_whole_bytes(r, half(own), half(copied))

@@ -93,7 +93,7 @@ def _merged(r: Rewriter, lazy: Lazy) -> list[Part]:
         merged: list[Part] = []
         for rows, group in groups:
             nodes = [p.source if isinstance(p, Gathered) else p for p in group]
-            one = nodes[0] if len(nodes) == 1 else r.builder.call(aten.cat.default, nodes, lazy.dim)
+            one = r.builder.cat(nodes, lazy.dim)
             merged.append(one if rows is None else Gathered(one, rows, Place()))
         return merged
     if isinstance(lazy, Gathered):
@@ -126,7 +126,7 @@ def _block(r: Rewriter, node: fx.Node, a: Part, b: Part, launches: bool) -> Part
         for part in (call(aten.slice.Tensor, a.source, 1, i, min(i + step, n))
                      for i in range(0, n, step))
     ]  # fmt: skip
-    return pieces[0] if len(pieces) == 1 else call(aten.cat.default, pieces, 1)
+    return r.builder.cat(pieces, 1)
 
 
 def _transpose_of(a: Any, b: Any) -> bool:
@@ -221,7 +221,7 @@ def pairs(r: Rewriter, node: fx.Node) -> Done | None:
     parts: list[Part] = []
     for rows, begins in groups.items():
         flat = [r.builder.call(aten.flatten.using_ints, whole, 1, 2) for whole in begins]
-        side = flat[0] if len(flat) == 1 else r.builder.call(aten.cat.default, flat, 1)
+        side = r.builder.cat(flat, 1)
         index = r.new_constant(torch.tensor(chosen[rows], device=value(node).device))
         taken = r.builder.call(aten.index_select.default, side, 1, index)
         parts.append(taken if rows is None else Gathered(taken, rows, Place()))
