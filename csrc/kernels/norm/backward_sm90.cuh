@@ -138,6 +138,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
     __syncwarp();
   }
   begin(p, config);
+  if (p.apart) hopper::allow_next_kernel();
   if (kInWarp || threadIdx.x == 0) ring.load_first();
   meet<kInWarp>(place);
 

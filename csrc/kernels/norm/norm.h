@@ -46,6 +46,7 @@ struct NormBackward {
   uint32_t* turns;                         // a word, where the config has a lead
   int64_t rows;
   float weight_offset;
+  bool apart;  // sums over rows are another kernel's
 };
 
 // 1 <= rows < 2^31. The config was made for the problem.
