@@ -228,7 +228,7 @@ bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwa
   if (p.groups == 0) return true;
   const auto partials = [&](const OptTensor& grad) -> OptTensor {
     if (!grad) return std::nullopt;
-    return empty({std::max<int64_t>(config.partials, 1), p.groups, p.columns}, ScalarType::Float,
+    return empty({std::max<int64_t>(config.partials, 132), p.groups, p.columns}, ScalarType::Float,
                  in.x);
   };
   const OptTensor weight_partials = partials(grads.weight), bias_partials = partials(grads.bias);

@@ -5,6 +5,7 @@
 // Sums of a row are taken in the order of norm_backward_sm90, so grad_x has its bits.
 #pragma once
 
+#include "hopper/async_copy.cuh"
 #include "hopper/dependent_launch.cuh"
 #include "hopper/warp_group.cuh"
 #include "kernels/norm/compiled.h"
@@ -20,10 +21,12 @@ struct DirectBackward {
   const char* weight;
   float *weight_partials, *bias_partials;
   uint32_t x_bytes, grad_y_bytes, grad_x_bytes;  // from row to row
-  uint32_t rows;
+  uint32_t rows, cluster;
   float weight_offset;
   ElementType weight_type;
   bool apart;  // sums over rows are another kernel's
+  uint32_t lead;    // turns that a CTA may be ahead of the average; 0: any
+  uint32_t* turns;  // a word, where there is a lead
 };
 
 using DirectBackwardKernel = void (*)(DirectBackward);
@@ -50,23 +53,11 @@ __device__ inline float sum_each_of(float (&values)[kCount]) {
   return values[0];
 }
 
-// Copies 16 bytes from global to shared memory; zeros if not `there`.
-__device__ inline void copy_16(uint32_t to, const char* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
-}
-__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ inline void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 // kRows: rows that a lane works on side by side. kSums: with sums of grad_y, as for a LayerNorm or
 // a bias. kWarps: of a CTA, one an SM. kHold: x and grad_y wait packed in registers for their row's
 // sums, else they are read again.
 template <class T, int kLanes, int kVectors, int kRows, int kWarps, int kStages, bool kSums,
-          bool kHold, bool kPacked>
+          bool kHold, bool kPacked, bool kClusters = false, bool kSlots = false>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     norm_backward_direct_sm90(const __grid_constant__ DirectBackward p) {
   constexpr int kVector = 16 / sizeof(T);
@@ -80,10 +71,26 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   constexpr float kPerColumn = 1.0f / static_cast<float>(kColumns);
   extern __shared__ __align__(16) char shared_bytes[];
   __shared__ float of_warp[2][kTeams][kTeamWarps * kCount];
+  // rstd, then mean, of a turn's rows: each warp's own.
+  constexpr int kStatistics = kTurnRows * (kSums ? 2 : 1);
+  __shared__ __align__(16) float statistics[kStages][kWarps][kStatistics];
+  __shared__ float4 of_cta[kClusters ? 2 : 1][kTeams][kClusters ? NormMapping::kMaxCluster : 1];
+  __shared__ uint32_t turns_seen[kTeams];
+  __shared__ hopper::Barrier ready[kClusters ? 2 : 1][kTeams];
 
   const int thread = threadIdx.x % kLanes, lane = threadIdx.x % 32;
   const int team = threadIdx.x / (32 * kTeamWarps);
   const int mine = kInWarp ? lane / kLanes : 0;
+  const uint32_t cluster = kClusters ? p.cluster : 1;
+  const uint32_t rank = kClusters && cluster > 1 ? hopper::cluster_cta_rank() : 0;
+  const uint32_t clusters = gridDim.x / cluster, index = blockIdx.x / cluster;
+  const uint32_t first_column = rank * kColumns;
+  if (kClusters && threadIdx.x < kTeams) turns_seen[threadIdx.x] = 0;
+  if (kClusters && threadIdx.x == 0) {
+#pragma unroll
+    for (int i = 0; i < kTeams; ++i) hopper::init(ready[0][i], 1), hopper::init(ready[1][i], 1);
+    hopper::fence_barrier_init();
+  }
   hopper::touch(p);
   hopper::wait_for_previous_kernel();
   if (p.apart) hopper::allow_next_kernel();
@@ -93,7 +100,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   Words<4> packed_weight[kPacked ? kVectors : 1];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int first = (v * kLanes + thread) * kVector;
+    const int first = first_column + (v * kLanes + thread) * kVector;
     float values[kVector];
 #pragma unroll
     for (int e = 0; e < kVector; ++e) values[e] = 1.0f;
@@ -128,44 +135,56 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     }
   };
   float weight_sums[kVectors][kVector] = {};
-  float bias_sums[kVectors][kVector] = {};
+  float bias_sums[kSums && !kSlots ? kVectors : 1][kVector] = {};
 
   // Blocks of a turn's rows are dealt out over CTAs first: of few blocks they have equal shares
   // where teams haven't.
-  const uint32_t step = gridDim.x * (kTeams * kTurnRows);
-  uint32_t first = (team * gridDim.x + blockIdx.x) * kTurnRows;
+  const uint32_t step = clusters * (kTeams * kTurnRows);
+  uint32_t first = (team * clusters + index) * kTurnRows;
+  // This thread's first vector in a row.
+  const uint32_t begin = first_column * sizeof(T) + thread * 16;
   uint32_t turns = 0;
   const auto row_of = [&](uint32_t first, int r) { return first + r * kSideBySide + mine; };
   // A place: of stage, row, vector and operand, of each thread.
   constexpr int kPlace = 32 * kWarps * 16, kStage = kRows * kVectors * 2 * kPlace;
   const uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(shared_bytes)) + threadIdx.x * 16;
-  const auto load = [&](uint32_t slot, uint32_t first) {
+  constexpr int kSlotPlace = kStages * kStage;
+  const auto slot_of_bias = [&](int v, int q) -> float4& {
+    return reinterpret_cast<float4*>(shared_bytes + kSlotPlace)[(v * (kVector / 4) + q) * 32 *
+                                                                    kWarps + threadIdx.x];
+  };
+  if constexpr (kSlots) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int q = 0; q < kVector / 4; ++q) slot_of_bias(v, q) = {0.0f, 0.0f, 0.0f, 0.0f};
+    }
+  }
+  const int warp = threadIdx.x / 32;
+  const bool of_mean = lane >= kTurnRows;
+  const float* const statistic = (of_mean ? p.mean : p.rstd) + (of_mean ? lane - kTurnRows : lane);
+  const bool has_statistic = of_mean ? p.mean != nullptr : true;
+  const auto load = [&](int stage, uint32_t first) {
+    const uint32_t slot = ring + stage * kStage;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint32_t row = row_of(first, r);
       const bool there = row < p.rows;
-      const char* const x = p.x + uint64_t{row} * p.x_bytes + thread * 16;
-      const char* const grad = p.grad_y + uint64_t{row} * p.grad_y_bytes + thread * 16;
+      const char* const x = p.x + (uint64_t{row} * p.x_bytes + begin);
+      const char* const grad = p.grad_y + (uint64_t{row} * p.grad_y_bytes + begin);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const uint32_t to = slot + (r * kVectors + v) * 2 * kPlace;
-        copy_16(to, x + v * kLanes * 16, there);
-        copy_16(to + kPlace, grad + v * kLanes * 16, there);
+        hopper::copy_async_16_or_zero(to, x + v * kLanes * 16, there);
+        hopper::copy_async_16_or_zero(to + kPlace, grad + v * kLanes * 16, there);
       }
     }
-    end_copies();
-  };
-  float next_rstd[kRows], next_mean[kRows];
-  const auto load_statistics = [&](uint32_t first) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const uint32_t row = row_of(first, r);
-      next_rstd[r] = next_mean[r] = 0.0f;
-      if (row < p.rows) {
-        next_rstd[r] = p.rstd[row];
-        if (kSums && p.mean) next_mean[r] = p.mean[row];
-      }
+    if (lane < kStatistics) {
+      const uint32_t row = first + (of_mean ? lane - kTurnRows : lane);
+      hopper::copy_async_4_or_zero(hopper::shared_address(&statistics[stage][warp][lane]),
+                                   statistic + first, has_statistic && row < p.rows);
     }
+    hopper::end_copy_group();
   };
   const auto read = [&](uint32_t slot, int i) {
     Words<4> words;
@@ -176,17 +195,42 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     return words;
   };
 
-  uint32_t slot = ring;
-  load_statistics(first);
+  const float per_column =
+      kClusters ? 1.0f / static_cast<float>(kColumns * cluster) : kPerColumn;
+  int stage = 0;
 #pragma unroll
-  for (int s = 0; s < kStages; ++s) load(ring + s * kStage, first + s * step);
+  for (int s = 0; s < kStages; ++s) load(s, first + s * step);
+  if constexpr (kClusters) {
+    if (cluster > 1) {
+      hopper::cluster_sync();
+    } else {
+      __syncthreads();
+    }
+  }
+  // Which CTAs have what rows doesn't change: who is ahead of the average of all waits, but not for
+  // CTAs that may not be on the GPU yet.
+  const auto keep_pace = [&] {
+    constexpr uint32_t kNoWait = ~0u;
+    if (rank == 0) hopper::add_relaxed_gpu(p.turns, 1);
+    uint32_t seen = turns_seen[team];
+    if (seen == kNoWait) return;
+    const uint32_t least = turns > p.lead ? (turns - p.lead) * step : 0;
+    for (int tries = 0; seen < least; ++tries) {
+      seen = tries < 100 ? hopper::load_relaxed_gpu(p.turns) : kNoWait;
+    }
+    turns_seen[team] = seen == kNoWait ? kNoWait : hopper::load_relaxed_gpu(p.turns);
+  };
   for (; first < p.rows; first += step) {
     Words<4> x_words[kRows][kHold ? kVectors : 1], grad_words[kRows][kHold ? kVectors : 1];
+    hopper::wait_for_copy_groups<kStages - 1>();
+    __syncwarp();
+    const uint32_t slot = ring + stage * kStage;
     float rstd[kRows], mean[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) rstd[r] = next_rstd[r], mean[r] = next_mean[r];
-    load_statistics(first + step);
-    wait_for_copies<kStages - 1>();
+    for (int r = 0; r < kRows; ++r) {
+      rstd[r] = statistics[stage][warp][r * kSideBySide + mine];
+      mean[r] = kSums ? statistics[stage][warp][kTurnRows + r * kSideBySide + mine] : 0.0f;
+    }
     // Vector v of row r of x and grad_y.
     const auto operands = [&](int r, int v, float (&x)[kVector], float (&grad)[kVector],
                               bool again) {
@@ -215,9 +259,18 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         operands(r, v, xhat, grad, false);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-          if constexpr (kSums) bias_sums[v][e] += grad[e];
+          if constexpr (kSums && !kSlots) bias_sums[v][e] += grad[e];
           xhat[e] = kSums ? fmaf(xhat[e], rstd[r], shift) : __fmul_rn(xhat[e], rstd[r]);
           weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
+        }
+        if constexpr (kSlots) {
+#pragma unroll
+          for (int q = 0; q < kVector / 4; ++q) {
+            float4 sum = slot_of_bias(v, q);
+            sum.x += grad[4 * q], sum.y += grad[4 * q + 1];
+            sum.z += grad[4 * q + 2], sum.w += grad[4 * q + 3];
+            slot_of_bias(v, q) = sum;
+          }
         }
         weigh(v, grad);
 #pragma unroll
@@ -230,8 +283,15 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       if constexpr (kSums) sums[2 * r + 1] = sum;
     }
     const auto refill = [&] {
-      load(slot, first + kStages * step);
-      slot = slot == ring + (kStages - 1) * kStage ? ring : slot + kStage;
+      if constexpr (kClusters) {
+        if (p.lead > 0 && threadIdx.x % kLanes >= kLanes - 32) {
+          if (lane == 0) keep_pace();
+          __syncwarp();
+        }
+      }
+      __syncwarp();  // all lanes have read the statistics
+      load(stage, first + kStages * step);
+      stage = stage == kStages - 1 ? 0 : stage + 1;
     };
     if constexpr (kHold) refill();
     constexpr int kPart = (kInWarp ? kLanes : 32) / kCount;
@@ -242,7 +302,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       for (int i = 0; i < kCount; ++i) sums[i] = __shfl_sync(0xffffffffu, each, begin + i * kPart);
     } else {
       constexpr int kAll = kTeamWarps * kCount;
-      float* const parts = of_warp[turns & 1][team];
+      const uint32_t buffer = turns & 1, phase = turns >> 1 & 1;
+      float* const parts = of_warp[buffer][team];
       ++turns;
       if (lane % kPart == 0) parts[threadIdx.x % kLanes / 32 * kCount + lane / kPart] = each;
       hopper::barrier_wait(hopper::numbered(RowBarrier::kSums, team), kLanes);
@@ -254,18 +315,41 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       }
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sums[i] = __shfl_sync(0xffffffffu, sum, i);
+      if constexpr (kClusters) {
+        static_assert(kRows == 1);
+        if (cluster > 1) {
+          hopper::Barrier& barrier = ready[buffer][team];
+          if (threadIdx.x % kLanes < 32) {
+            if (lane == 0) hopper::arrive_expect_bytes(barrier, sizeof(float4) * cluster);
+            if (lane < cluster) {
+              hopper::store_async_in_cluster(&of_cta[buffer][team][rank], barrier, lane,
+                                             {sums[0], sums[kCount - 1], 0.0f, 0.0f});
+            }
+            __syncwarp();
+          }
+          hopper::wait(barrier, phase);
+          const float4 part = of_cta[buffer][team][lane & (cluster - 1)];
+          const int width = static_cast<int>(cluster);
+          if constexpr (kSums) {
+            const float2 both = sum_lanes<kMaxWarps>(float2{part.x, part.y}, width);
+            sums[0] = both.x, sums[1] = both.y;
+          } else {
+            sums[0] = sum_lanes<kMaxWarps>(part.x, width);
+          }
+        }
+      }
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float along = sums[kSums ? 2 * r : r] * kPerColumn;
+      const float along = sums[kSums ? 2 * r : r] * per_column;
       const float slope = -along * rstd[r] * rstd[r];
       float offset = 0.0f;
       if constexpr (kSums) {
-        const float sum = p.mean ? sums[2 * r + 1] * kPerColumn : 0.0f;
+        const float sum = p.mean ? sums[2 * r + 1] * per_column : 0.0f;
         offset = -fmaf(along, -mean[r] * rstd[r], sum) * rstd[r];
       }
       const uint32_t row = row_of(first, r);
-      char* const to = p.grad_x + uint64_t{row} * p.grad_x_bytes + thread * 16;
+      char* const to = p.grad_x + (uint64_t{row} * p.grad_x_bytes + begin);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         float x[kVector], grad[kVector];
@@ -286,7 +370,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     if constexpr (!kHold) refill();
   }
   hopper::allow_next_kernel();
-  if (p.apart) return;
+  if (!kClusters && p.apart) return;
 
   // Each team's sums, and then those of the CTA.
 #pragma unroll
@@ -296,17 +380,17 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
         weight_sums[v][e] += __shfl_xor_sync(0xffffffffu, weight_sums[v][e], offset);
-        if constexpr (kSums) {
+        if constexpr (kSums && kInWarp) {
           bias_sums[v][e] += __shfl_xor_sync(0xffffffffu, bias_sums[v][e], offset);
         }
       }
     }
   }
-  wait_for_copies<0>();
+  hopper::wait_for_copy_groups<0>();
   __syncthreads();
   float4* const of_team = reinterpret_cast<float4*>(shared_bytes);
   constexpr int kQuads = kColumns / 4, kBiasTeams = kSums ? kTeams : 0;
-  const auto put = [&](float4* to, const float (&sums)[kVectors][kVector]) {
+  const auto put = [&](float4* to, const auto& sums) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
@@ -318,7 +402,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   };
   if (mine == 0) {
     put(of_team + team * kQuads, weight_sums);
-    if constexpr (kSums) put(of_team + (kTeams + team) * kQuads, bias_sums);
+    if constexpr (kSums && !kSlots) put(of_team + (kTeams + team) * kQuads, bias_sums);
   }
   __syncthreads();
   constexpr int kAllQuads = kBiasTeams > 0 ? 2 * kQuads : kQuads;
@@ -327,22 +411,35 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     const int quad = bias ? i - kQuads : i;
     float* const partials = bias ? p.bias_partials : p.weight_partials;
     const float4* const from = of_team + (bias ? kTeams * kQuads : 0) + quad;
-    float4 sum = from[0];
+    const auto part = [&](int t) {
+      if (kSlots && bias) {
+        constexpr int kEach = kVector / 4;
+        return reinterpret_cast<const float4*>(
+            shared_bytes + kSlotPlace)[(quad / kEach / kLanes * kEach + quad % kEach) * 32 * kWarps +
+                                       t * kLanes + quad / kEach % kLanes];
+      }
+      return from[t * kQuads];
+    };
+    float4 sum = part(0);
 #pragma unroll
     for (int t = 1; t < kTeams; ++t) {
-      const float4 more = from[t * kQuads];
+      const float4 more = part(t);
       sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
     }
     if (partials) reinterpret_cast<float4*>(partials)[blockIdx.x * kQuads + quad] = sum;
   }
+  if (kClusters && cluster > 1) hopper::cluster_sync();
 }
 
-template <int kLanes, int kVectors, int kRows, int kWarps, int kStages, bool kSums>
+template <int kLanes, int kVectors, int kRows, int kWarps, int kStages, bool kSums,
+          bool kSlots = false>
 constexpr int direct_backward_bytes(int element_bytes) {
   const int ring = kStages * kRows * kVectors * 2 * 32 * kWarps * 16;
   const int teams = kLanes <= 32 ? kWarps : kWarps * 32 / kLanes;
-  const int sums = teams * kLanes * kVectors * 16 / element_bytes * (kSums ? 8 : 4);
-  return ring > sums ? ring : sums;
+  const int floats = teams * kLanes * kVectors * 16 / element_bytes;
+  const int slots = kSums && kSlots ? floats * 4 : 0;
+  const int sums = floats * (kSums && !kSlots ? 8 : 4);
+  return (ring > sums ? ring : sums) + slots;
 }
 
 }  // namespace ikbo::norm

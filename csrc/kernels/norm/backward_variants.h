@@ -4,6 +4,7 @@
 namespace ikbo::norm {
 struct BackwardVariant {
   const char* name;
+  ElementType type;
   int lanes, vectors, rows, warps, columns;  // columns of a CTA
   bool packed;
   DirectBackwardKernel direct[2];  // without and with sums

@@ -12,16 +12,7 @@ namespace ikbo::norm {
 
 struct WideBackward : DirectBackward {
   int64_t first_columns;  // from CTA to CTA of a cluster
-  uint32_t* turns;        // a word, where there is a lead
-  uint32_t cluster, lead;
 };
-
-// Copies a float; zero if not `there`.
-__device__ inline void copy_4(float* to, const float* from, bool there) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(hopper::shared_address(to)),
-               "l"(from), "r"(there ? 4 : 0)
-               : "memory");
-}
 
 // A team's exchange. Its warps are within two rows of one another, and so are a cluster's CTAs:
 // four buffers.
@@ -67,22 +58,24 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
   constexpr int kPlace = kThreads * 16, kStage = kVectors * 2 * kPlace;
   // Where this thread's first vector is in a row.
   const uint32_t begin = static_cast<uint32_t>(first_column) * sizeof(T) + thread * 16;
-  const auto load = [&](int s, uint32_t row) {
-    const uint32_t slot = ring + s * kStage;
+  const auto load_vector = [&](int s, uint32_t row, int v) {
+    const uint32_t to = ring + s * kStage + v * 2 * kPlace;
     const bool there = row < p.rows;
-    const char* const x = p.x + (uint64_t{row} * p.x_bytes + begin);
-    const char* const grad = p.grad_y + (uint64_t{row} * p.grad_y_bytes + begin);
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      copy_16(slot + v * 2 * kPlace, x + v * kLanes * 16, there);
-      copy_16(slot + v * 2 * kPlace + kPlace, grad + v * kLanes * 16, there);
-    }
+    hopper::copy_async_16_or_zero(
+        to, p.x + (uint64_t{row} * p.x_bytes + begin) + v * kLanes * 16, there);
+    hopper::copy_async_16_or_zero(
+        to + kPlace, p.grad_y + (uint64_t{row} * p.grad_y_bytes + begin) + v * kLanes * 16, there);
+  };
+  const auto end_load = [&](int s, uint32_t row) {
+    const bool there = row < p.rows;
     if (lane == 0) {
       float2& to = mine.statistics[s][warp];
-      copy_4(&to.x, p.rstd + row, there);
-      if (kSums && p.mean) copy_4(&to.y, p.mean + row, there);
+      hopper::copy_async_4_or_zero(hopper::shared_address(&to.x), p.rstd + row, there);
+      if (kSums && p.mean) {
+        hopper::copy_async_4_or_zero(hopper::shared_address(&to.y), p.mean + row, there);
+      }
     }
-    end_copies();
+    hopper::end_copy_group();
   };
   if (lane == 0) {
 #pragma unroll
@@ -91,7 +84,11 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
   const uint32_t step = clusters * kTeams;
   uint32_t row = team * clusters + index;
 #pragma unroll
-  for (int s = 0; s < kStages; ++s) load(s, row + s * step);
+  for (int s = 0; s < kStages; ++s) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) load_vector(s, row + s * step, v);
+    end_load(s, row + s * step);
+  }
 
   // Weights, in T: all teams read the same.
   char* const weights = shared_bytes + kStages * kStage + thread * 16;
@@ -174,7 +171,7 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
   for (;; row += step) {
     const bool has_row = row < p.rows;
     // Behind the last row are zeros, which add nothing.
-    wait_for_copies<kStages - 2>();
+    hopper::wait_for_copy_groups<kStages - 2>();
     __syncwarp();
     const uint32_t slot = ring + stage * kStage;
     const float row_rstd = mine.statistics[stage][warp].x;
@@ -233,6 +230,10 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
         offset = -fmaf(along, -mean * rstd, p.mean ? sum * per_column : 0.0f) * rstd;
       }
       char* const to = p.grad_x + (uint64_t{row - step} * p.grad_x_bytes + begin);
+      if (p.lead > 0 && warp == kTeamWarps - 1) {
+        if (lane == 0) keep_pace();
+        __syncwarp();
+      }
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         float x[kVector], grad[kVector];
@@ -244,13 +245,10 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
           grad[e] = fmaf(x[e], slope, grad[e]);
         }
         store_words(to + v * kLanes * 16, pack_words<T>(grad));
-      }
-      if (p.lead > 0 && warp == kTeamWarps - 1) {
-        if (lane == 0) keep_pace();
-        __syncwarp();
+        load_vector(stage_before, row + (kStages - 1) * step, v);
       }
       __syncwarp();  // all lanes have read the statistics
-      load(stage_before, row + (kStages - 1) * step);
+      end_load(stage_before, row + (kStages - 1) * step);
     }
     if (!has_row) break;
     if (p.cluster > 1 && warp == 0) {
@@ -269,7 +267,7 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
   hopper::allow_next_kernel();
 
   // Other teams' sums, then the first's: partials of the CTA.
-  wait_for_copies<0>();
+  hopper::wait_for_copy_groups<0>();
   __syncthreads();
   float4* const of_team = reinterpret_cast<float4*>(shared_bytes);
   constexpr int kQuads = kVector / 4;

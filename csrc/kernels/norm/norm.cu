@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishGroups)
   __shared__ float sums[kFinishGroups][kFinishColumns];
   // The next kernel's CTAs may set up meanwhile: all of this one's are there, or it couldn't begin.
   hopper::allow_next_kernel();
+  hopper::touch(p);
   hopper::wait_for_previous_kernel();
   const bool bias = blockIdx.y == 1;
   const float* from = bias ? p.bias_partials : p.weight_partials;
@@ -320,7 +321,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
       dx_config.bias_sums = false;
     }
     if (variant && full && config.groups == 1 && !p.grad_residual_out.data && p.grad_x.data &&
-        p.x.type == ElementType::kBfloat16 && variant->columns * m.cluster == columns) {
+        p.x.type == variant->type && variant->columns * m.cluster == columns) {
       const bool sums = p.mean || p.bias_partials;
       norm::WideBackward d{};
       d.x = static_cast<const char*>(p.x.data), d.grad_y = static_cast<const char*>(p.grad_y.data);
@@ -345,6 +346,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
       const int blocks = static_cast<int>((p.rows + turn_rows - 1) / turn_rows);
       int resident = kSms / m.cluster;
       if (m.cluster >= 4) resident = 2 * kSms / m.cluster * 10 / 11 / 2;
+      if (const char* fewer = std::getenv("IKBO_NORM_GRID")) resident = std::atoi(fewer);
       finish_partials = std::min(resident, apart ? blocks : (blocks + variant->teams - 1) / variant->teams);
       LaunchShape shape{static_cast<unsigned>(finish_partials * m.cluster),
                         static_cast<unsigned>(32 * variant->warps)};
@@ -352,6 +354,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
       shape.cluster = m.cluster;
       if (variant->direct[0]) {
         shape.shared_bytes = variant->direct_bytes[sums];
+        if (d.lead > 0) norm::clear(p.turns, stream);
         launch(variant->direct[sums], shape, stream, static_cast<norm::DirectBackward>(d));
       } else {
         shape.shared_bytes = variant->wide_bytes;
