@@ -16,18 +16,12 @@ __device__ inline void copy_async_16(void* destination, const void* source) {
                : "memory");
 }
 
-// The same of an address in shared memory, past L1, for what is read once; zeros where it isn't
-// `there`, and then the source is not read. Also of single floats.
-__device__ inline void copy_async_16_or_zero(uint32_t destination, const void* source, bool there) {
+// The same past L1, of what is read once: `bytes` of the 16, and zeros in place of the others.
+__device__ inline void copy_async_16_zero_filled(uint32_t destination, const void* source,
+                                                 int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :
-               : "r"(destination), "l"(source), "r"(there ? 16 : 0)
-               : "memory");
-}
-__device__ inline void copy_async_4_or_zero(uint32_t destination, const void* source, bool there) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-               :
-               : "r"(destination), "l"(source), "r"(there ? 4 : 0)
+               : "r"(destination), "l"(source), "r"(bytes)
                : "memory");
 }
 

@@ -57,7 +57,8 @@ __device__ inline float sum_each_of(float (&values)[kCount]) {
 // a bias. kWarps: of a CTA, one an SM. kHold: x and grad_y wait packed in registers for their row's
 // sums, else they are read again.
 template <class T, int kLanes, int kVectors, int kRows, int kWarps, int kStages, bool kSums,
-          bool kHold, bool kPacked, bool kClusters = false, bool kSlots = false>
+          bool kHold, bool kPacked, bool kClusters = false, bool kSlots = false,
+          bool kLoads = false>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     norm_backward_direct_sm90(const __grid_constant__ DirectBackward p) {
   constexpr int kVector = 16 / sizeof(T);
@@ -71,9 +72,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   constexpr float kPerColumn = 1.0f / static_cast<float>(kColumns);
   extern __shared__ __align__(16) char shared_bytes[];
   __shared__ float of_warp[2][kTeams][kTeamWarps * kCount];
-  // rstd, then mean, of a turn's rows: each warp's own.
-  constexpr int kStatistics = kTurnRows * (kSums ? 2 : 1);
-  __shared__ __align__(16) float statistics[kStages][kWarps][kStatistics];
+  // rstd, then mean, of the four rows that a turn's are among: each warp's own.
+  static_assert(kTurnRows == 1 || kTurnRows == 2 || kTurnRows == 4);
+  constexpr int kStatistics = kSums ? 2 : 1;
+  __shared__ __align__(16) float statistics[kStages][kWarps][kStatistics][4];
   __shared__ float4 of_cta[kClusters ? 2 : 1][kTeams][kClusters ? NormMapping::kMaxCluster : 1];
   __shared__ uint32_t turns_seen[kTeams];
   __shared__ hopper::Barrier ready[kClusters ? 2 : 1][kTeams];
@@ -161,29 +163,41 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     }
   }
   const int warp = threadIdx.x / 32;
-  const bool of_mean = lane >= kTurnRows;
-  const float* const statistic = (of_mean ? p.mean : p.rstd) + (of_mean ? lane - kTurnRows : lane);
-  const bool has_statistic = of_mean ? p.mean != nullptr : true;
+  const auto load_statistics = [&](int stage, uint32_t first) {
+    if (lane >= kStatistics) return;
+    const uint32_t quad = first & ~3u;
+    const float* const from = lane == 0 ? p.rstd : p.mean;
+    const bool there = quad < p.rows && from != nullptr;
+    hopper::copy_async_16_zero_filled(hopper::shared_address(statistics[stage][warp][lane]),
+                                      from + quad,
+                                      there ? 4 * static_cast<int>(min(4u, p.rows - quad)) : 0);
+  };
+  // Value lane % kRows of rstd or, further on, of mean.
+  [[maybe_unused]] float next_statistic = 0.0f;
+  const auto load_next_statistic = [&](uint32_t first) {
+    const uint32_t row = first + lane % kRows;
+    next_statistic = 0.0f;
+    if (lane < kRows && row < p.rows) next_statistic = p.rstd[row];
+    if (kSums && lane >= kRows && lane < 2 * kRows && p.mean && row < p.rows) {
+      next_statistic = p.mean[row];
+    }
+  };
   const auto load = [&](int stage, uint32_t first) {
     const uint32_t slot = ring + stage * kStage;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint32_t row = row_of(first, r);
-      const bool there = row < p.rows;
+      const int bytes = row < p.rows ? 16 : 0;
       const char* const x = p.x + (uint64_t{row} * p.x_bytes + begin);
       const char* const grad = p.grad_y + (uint64_t{row} * p.grad_y_bytes + begin);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const uint32_t to = slot + (r * kVectors + v) * 2 * kPlace;
-        hopper::copy_async_16_or_zero(to, x + v * kLanes * 16, there);
-        hopper::copy_async_16_or_zero(to + kPlace, grad + v * kLanes * 16, there);
+        hopper::copy_async_16_zero_filled(to, x + v * kLanes * 16, bytes);
+        hopper::copy_async_16_zero_filled(to + kPlace, grad + v * kLanes * 16, bytes);
       }
     }
-    if (lane < kStatistics) {
-      const uint32_t row = first + (of_mean ? lane - kTurnRows : lane);
-      hopper::copy_async_4_or_zero(hopper::shared_address(&statistics[stage][warp][lane]),
-                                   statistic + first, has_statistic && row < p.rows);
-    }
+    if constexpr (!kLoads) load_statistics(stage, first);
     hopper::end_copy_group();
   };
   const auto read = [&](uint32_t slot, int i) {
@@ -200,6 +214,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   int stage = 0;
 #pragma unroll
   for (int s = 0; s < kStages; ++s) load(s, first + s * step);
+  if constexpr (kLoads) load_next_statistic(first);
   if constexpr (kClusters) {
     if (cluster > 1) {
       hopper::cluster_sync();
@@ -228,9 +243,16 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     float rstd[kRows], mean[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      rstd[r] = statistics[stage][warp][r * kSideBySide + mine];
-      mean[r] = kSums ? statistics[stage][warp][kTurnRows + r * kSideBySide + mine] : 0.0f;
+      if constexpr (kLoads) {
+        rstd[r] = __shfl_sync(0xffffffffu, next_statistic, r);
+        mean[r] = kSums ? __shfl_sync(0xffffffffu, next_statistic, kRows + r) : 0.0f;
+      } else {
+        const int i = static_cast<int>(first & 3) + r * kSideBySide + mine;
+        rstd[r] = statistics[stage][warp][0][i];
+        mean[r] = kSums ? statistics[stage][warp][kStatistics - 1][i] : 0.0f;
+      }
     }
+    if constexpr (kLoads) load_next_statistic(first + step);
     // Vector v of row r of x and grad_y.
     const auto operands = [&](int r, int v, float (&x)[kVector], float (&grad)[kVector],
                               bool again) {

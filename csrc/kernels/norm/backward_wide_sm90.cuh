@@ -21,7 +21,8 @@ struct WideExchange {
   float of_warp[4][kTeamWarps * kCount];
   float4 of_cta[4][NormMapping::kMaxCluster];
   hopper::Barrier warps[4], ctas[4];
-  float2 statistics[kStages][kTeamWarps];  // rstd and mean, for each warp by its first lane
+  // rstd and mean of the four rows that a row is among: each warp's own.
+  __align__(16) float statistics[kStages][kTeamWarps][2][4];
   uint32_t turns_seen;  // of the thread that keeps pace
 };
 
@@ -60,27 +61,23 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
   const uint32_t begin = static_cast<uint32_t>(first_column) * sizeof(T) + thread * 16;
   const auto load_vector = [&](int s, uint32_t row, int v) {
     const uint32_t to = ring + s * kStage + v * 2 * kPlace;
-    const bool there = row < p.rows;
-    hopper::copy_async_16_or_zero(
-        to, p.x + (uint64_t{row} * p.x_bytes + begin) + v * kLanes * 16, there);
-    hopper::copy_async_16_or_zero(
-        to + kPlace, p.grad_y + (uint64_t{row} * p.grad_y_bytes + begin) + v * kLanes * 16, there);
+    const int bytes = row < p.rows ? 16 : 0;
+    hopper::copy_async_16_zero_filled(
+        to, p.x + (uint64_t{row} * p.x_bytes + begin) + v * kLanes * 16, bytes);
+    hopper::copy_async_16_zero_filled(
+        to + kPlace, p.grad_y + (uint64_t{row} * p.grad_y_bytes + begin) + v * kLanes * 16, bytes);
   };
   const auto end_load = [&](int s, uint32_t row) {
-    const bool there = row < p.rows;
-    if (lane == 0) {
-      float2& to = mine.statistics[s][warp];
-      hopper::copy_async_4_or_zero(hopper::shared_address(&to.x), p.rstd + row, there);
-      if (kSums && p.mean) {
-        hopper::copy_async_4_or_zero(hopper::shared_address(&to.y), p.mean + row, there);
-      }
+    if (lane < kCount) {
+      const uint32_t quad = row & ~3u;
+      const float* const from = lane == 0 ? p.rstd : p.mean;
+      const bool there = quad < p.rows && from != nullptr;
+      hopper::copy_async_16_zero_filled(hopper::shared_address(mine.statistics[s][warp][lane]),
+                                        from + quad,
+                                        there ? 4 * static_cast<int>(min(4u, p.rows - quad)) : 0);
     }
     hopper::end_copy_group();
   };
-  if (lane == 0) {
-#pragma unroll
-    for (int s = 0; s < kStages; ++s) mine.statistics[s][warp] = {0.0f, 0.0f};
-  }
   const uint32_t step = clusters * kTeams;
   uint32_t row = team * clusters + index;
 #pragma unroll
@@ -174,8 +171,8 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
     hopper::wait_for_copy_groups<kStages - 2>();
     __syncwarp();
     const uint32_t slot = ring + stage * kStage;
-    const float row_rstd = mine.statistics[stage][warp].x;
-    const float row_mean = mine.statistics[stage][warp].y;
+    const float row_rstd = mine.statistics[stage][warp][0][row & 3];
+    const float row_mean = kSums ? mine.statistics[stage][warp][1][row & 3] : 0.0f;
     float sums[kCount] = {};
     const float shift = -row_mean * row_rstd;
 #pragma unroll
@@ -204,8 +201,8 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
       const uint32_t before = turn - 1;
       const int stage_before = stage == 0 ? kStages - 1 : stage - 1;
       const uint32_t behind = ring + stage_before * kStage;
-      const float rstd = mine.statistics[stage_before][warp].x;
-      const float mean = mine.statistics[stage_before][warp].y;
+      const float rstd = mine.statistics[stage_before][warp][0][(row - step) & 3];
+      const float mean = kSums ? mine.statistics[stage_before][warp][1][(row - step) & 3] : 0.0f;
       float along, sum = 0.0f;
       if (p.cluster == 1) {
         const float all = sum_of_warps(before);
