@@ -25,6 +25,14 @@ __device__ inline void copy_async_16_zero_filled(uint32_t destination, const voi
                : "memory");
 }
 
+// A float, or zero where it isn't `there`.
+__device__ inline void copy_async_4_or_zero(float* destination, const float* source, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+               :
+               : "r"(shared_address(destination)), "l"(source), "r"(there ? 4 : 0)
+               : "memory");
+}
+
 // The thread's copies since the last time are a group, which may be empty; blocks until all but the
 // last kPending groups have landed.
 __device__ inline void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }

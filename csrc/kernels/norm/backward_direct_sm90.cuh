@@ -58,7 +58,7 @@ __device__ inline float sum_each_of(float (&values)[kCount]) {
 // sums, else they are read again.
 template <class T, int kLanes, int kVectors, int kRows, int kWarps, int kStages, bool kSums,
           bool kHold, bool kPacked, bool kClusters = false, bool kSlots = false,
-          bool kLoads = false>
+          bool kLoads = false, bool kLate = false>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     norm_backward_direct_sm90(const __grid_constant__ DirectBackward p) {
   constexpr int kVector = 16 / sizeof(T);
@@ -72,10 +72,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   constexpr float kPerColumn = 1.0f / static_cast<float>(kColumns);
   extern __shared__ __align__(16) char shared_bytes[];
   __shared__ float of_warp[2][kTeams][kTeamWarps * kCount];
-  // rstd, then mean, of the four rows that a turn's are among: each warp's own.
-  static_assert(kTurnRows == 1 || kTurnRows == 2 || kTurnRows == 4);
-  constexpr int kStatistics = kSums ? 2 : 1;
-  __shared__ __align__(16) float statistics[kStages][kWarps][kStatistics][4];
+  // rstd, then mean, of a turn's rows: each warp's own.
+  constexpr int kStatistics = kTurnRows * (kSums ? 2 : 1);
+  __shared__ float statistics[kStages][kWarps][kStatistics];
   __shared__ float4 of_cta[kClusters ? 2 : 1][kTeams][kClusters ? NormMapping::kMaxCluster : 1];
   __shared__ uint32_t turns_seen[kTeams];
   __shared__ hopper::Barrier ready[kClusters ? 2 : 1][kTeams];
@@ -165,12 +164,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   const int warp = threadIdx.x / 32;
   const auto load_statistics = [&](int stage, uint32_t first) {
     if (lane >= kStatistics) return;
-    const uint32_t quad = first & ~3u;
-    const float* const from = lane == 0 ? p.rstd : p.mean;
-    const bool there = quad < p.rows && from != nullptr;
-    hopper::copy_async_16_zero_filled(hopper::shared_address(statistics[stage][warp][lane]),
-                                      from + quad,
-                                      there ? 4 * static_cast<int>(min(4u, p.rows - quad)) : 0);
+    const float* const from = lane < kTurnRows ? p.rstd : p.mean;
+    const uint32_t row = first + lane % kTurnRows;
+    hopper::copy_async_4_or_zero(&statistics[stage][warp][lane], from + row,
+                                 row < p.rows && from != nullptr);
   };
   // Value lane % kRows of rstd or, further on, of mean.
   [[maybe_unused]] float next_statistic = 0.0f;
@@ -247,9 +244,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         rstd[r] = __shfl_sync(0xffffffffu, next_statistic, r);
         mean[r] = kSums ? __shfl_sync(0xffffffffu, next_statistic, kRows + r) : 0.0f;
       } else {
-        const int i = static_cast<int>(first & 3) + r * kSideBySide + mine;
-        rstd[r] = statistics[stage][warp][0][i];
-        mean[r] = kSums ? statistics[stage][warp][kStatistics - 1][i] : 0.0f;
+        const int i = r * kSideBySide + mine;
+        rstd[r] = statistics[stage][warp][i];
+        mean[r] = kSums ? statistics[stage][warp][kTurnRows + i] : 0.0f;
       }
     }
     if constexpr (kLoads) load_next_statistic(first + step);
@@ -315,7 +312,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       load(stage, first + kStages * step);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     };
-    if constexpr (kHold) refill();
+    if constexpr (kHold && !kLate) refill();
     constexpr int kPart = (kInWarp ? kLanes : 32) / kCount;
     const float each = sum_each_of<kInWarp ? kLanes : 32>(sums);
     if constexpr (kInWarp) {
@@ -389,7 +386,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         }
       }
     }
-    if constexpr (!kHold) refill();
+    if constexpr (!kHold || kLate) refill();
   }
   hopper::allow_next_kernel();
   if (!kClusters && p.apart) return;

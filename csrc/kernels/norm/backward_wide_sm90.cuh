@@ -21,8 +21,7 @@ struct WideExchange {
   float of_warp[4][kTeamWarps * kCount];
   float4 of_cta[4][NormMapping::kMaxCluster];
   hopper::Barrier warps[4], ctas[4];
-  // rstd and mean of the four rows that a row is among: each warp's own.
-  __align__(16) float statistics[kStages][kTeamWarps][2][4];
+  float statistics[kStages][kTeamWarps][2];  // rstd and mean: each warp's own
   uint32_t turns_seen;  // of the thread that keeps pace
 };
 
@@ -69,12 +68,9 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
   };
   const auto end_load = [&](int s, uint32_t row) {
     if (lane < kCount) {
-      const uint32_t quad = row & ~3u;
       const float* const from = lane == 0 ? p.rstd : p.mean;
-      const bool there = quad < p.rows && from != nullptr;
-      hopper::copy_async_16_zero_filled(hopper::shared_address(mine.statistics[s][warp][lane]),
-                                        from + quad,
-                                        there ? 4 * static_cast<int>(min(4u, p.rows - quad)) : 0);
+      hopper::copy_async_4_or_zero(&mine.statistics[s][warp][lane], from + row,
+                                   row < p.rows && from != nullptr);
     }
     hopper::end_copy_group();
   };
@@ -171,8 +167,8 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
     hopper::wait_for_copy_groups<kStages - 2>();
     __syncwarp();
     const uint32_t slot = ring + stage * kStage;
-    const float row_rstd = mine.statistics[stage][warp][0][row & 3];
-    const float row_mean = kSums ? mine.statistics[stage][warp][1][row & 3] : 0.0f;
+    const float row_rstd = mine.statistics[stage][warp][0];
+    const float row_mean = kSums ? mine.statistics[stage][warp][1] : 0.0f;
     float sums[kCount] = {};
     const float shift = -row_mean * row_rstd;
 #pragma unroll
@@ -201,8 +197,8 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
       const uint32_t before = turn - 1;
       const int stage_before = stage == 0 ? kStages - 1 : stage - 1;
       const uint32_t behind = ring + stage_before * kStage;
-      const float rstd = mine.statistics[stage_before][warp][0][(row - step) & 3];
-      const float mean = kSums ? mine.statistics[stage_before][warp][1][(row - step) & 3] : 0.0f;
+      const float rstd = mine.statistics[stage_before][warp][0];
+      const float mean = kSums ? mine.statistics[stage_before][warp][1] : 0.0f;
       float along, sum = 0.0f;
       if (p.cluster == 1) {
         const float all = sum_of_warps(before);

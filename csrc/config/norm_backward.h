@@ -1,0 +1,134 @@
+// What the backward of a norm runs: always a NormConfig, for rows of any address and type, and where
+// the layout has kernels of its own for whole, aligned rows of one type, those too. Pure functions.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "config/norm.h"
+
+namespace ikbo {
+
+// How rows of whole vectors lie in CTAs, one an SM. A team is the threads of a row in a CTA, or a
+// warp, which may have several rows side by side.
+struct NormWhole {
+  // Of the layout; 0 threads where there are no kernels for it.
+  int lanes, vectors;
+  int rows;    // that a thread works on at once
+  int warps;   // of a CTA
+  int stages;  // turns whose rows are on chip or on their way
+  bool wide;   // norm_backward_wide_sm90: sums are taken a row ahead
+
+  // Of the problem.
+  int vector;   // elements
+  bool sums;    // of grad_y are needed: a LayerNorm's, or a bias's
+  int cluster;  // CTAs a row
+  int teams;    // of a CTA
+  int grid;     // CTAs
+  int lead;     // turns that a team may be ahead of the average; 0: any
+
+  // Few rows: their sums are a kernel's beside the one for grad_x, from x and grad_y themselves.
+  bool apart;
+
+  constexpr bool has_kernel() const { return warps > 0; }
+  constexpr int turn_rows() const { return rows * (lanes < 32 ? 32 / lanes : 1); }
+  constexpr int cta_columns() const { return lanes * vectors * vector; }
+  constexpr int partials() const { return has_kernel() ? grid / cluster : 0; }
+  // Sums of grad_y over rows in shared memory: registers don't hold them.
+  constexpr bool has_slots() const { return sums && !wide && vectors * vector >= 24 && lanes > 32; }
+
+  constexpr int stage_bytes() const { return 2 * 16 * 32 * warps * rows * vectors; }
+  constexpr int sum_bytes() const { return teams * cta_columns() * static_cast<int>(sizeof(float)); }
+  // Stages; in the end sums of a CTA's teams. Then slots, or a row of the weight.
+  constexpr int slots_at() const {
+    const int all_sums = (sums && !has_slots() ? 2 : 1) * sum_bytes();
+    return wide ? stages * stage_bytes() : std::max(stages * stage_bytes(), all_sums);
+  }
+  constexpr int shared_bytes() const {
+    return slots_at() + (wide ? lanes * vectors * 16 : has_slots() ? sum_bytes() : 0);
+  }
+};
+
+namespace norm_detail {
+
+// Layouts that have kernels. Twelve warps have registers for three vectors, sixteen for less; a
+// stage more slows short rows down.
+inline constexpr std::array<NormWhole, 11> kWholeLayouts = {{
+    {16, 1, 2, 16, 2, false},
+    {32, 1, 2, 16, 2, false},
+    {16, 3, 1, 12, 2, false},
+    {32, 2, 1, 16, 2, false},
+    {32, 3, 1, 12, 2, false},
+    {128, 1, 2, 20, 2, false},
+    {256, 1, 2, 16, 2, false},
+    {512, 1, 2, 16, 3, false},
+    {512, 3, 1, 16, 3, false},
+    {256, 4, 1, 16, 3, true},
+    {512, 4, 1, 16, 3, false},
+}};
+
+}  // namespace norm_detail
+
+// `config` is norm_config()'s for the problem. `sums`: see NormWhole.
+inline NormWhole norm_whole(const NormProblemSize& p, const NormConfig& config, bool sums,
+                            const DeviceLimits& device) {
+  using norm_detail::ceil_div;
+  constexpr int64_t kPacedBytes = int64_t{256} << 20;
+  // Up to here x and grad_y are read again in less time than a launch takes to follow another.
+  constexpr int64_t kApartRows = 256, kApartElements = int64_t{1} << 20;
+  const NormMapping& m = config.mapping;
+  NormWhole w{};
+  if (m.looped || m.interleaved || p.groups > 1) return w;
+  w.apart = p.rows <= kApartRows && p.rows * p.columns <= kApartElements;
+  // grad_residual_out goes through a ring.
+  if (p.staged[1] != p.staged[0] || p.staged[2] != 0) return w;
+  const auto& layouts = norm_detail::kWholeLayouts;
+  const auto* const found = std::find_if(layouts.begin(), layouts.end(), [&](const NormWhole& l) {
+    return l.lanes == m.lanes && l.vectors == m.thread_vectors && (m.cluster == 1 || l.vectors == 4);
+  });
+  if (found == layouts.end()) return w;
+  const bool apart = w.apart;
+  w = *found;
+  w.apart = apart;
+  w.vector = m.vector;
+  w.sums = sums;
+  w.cluster = m.cluster;
+  w.teams = w.lanes <= 32 ? w.warps : 32 * w.warps / w.lanes;
+  if (w.has_slots() && w.vectors == 4) w.stages = 2;
+  // Clusters of 4 and more leave SMs over, as in norm_config().
+  int64_t clusters = device.sm_count / w.cluster;
+  if (w.cluster >= 4) clusters = int64_t{2} * device.sm_count / w.cluster * 10 / 11 / 2;
+  const int64_t blocks = ceil_div(ceil_div(p.rows, w.turn_rows()), w.teams);
+  clusters = std::clamp<int64_t>(blocks, 1, std::max<int64_t>(clusters, 1));
+  w.grid = static_cast<int>(clusters) * w.cluster;
+  if (w.shared_bytes() + 5 * 1024 > device.max_shared_bytes_per_cta) return NormWhole{};
+  if (w.wide && p.rows * p.columns * p.staged[0] >= kPacedBytes) w.lead = w.cluster <= 2 ? 1 : 2;
+  return w;
+}
+
+struct NormBackwardConfig {
+  NormConfig rings;
+  NormWhole whole;
+
+  int partials() const { return std::max(rings.partials, whole.partials()); }
+};
+
+inline std::string to_json(const NormBackwardConfig& c) {
+  std::string text = to_json(c.rings);
+  const NormWhole& w = c.whole;
+  if (!w.has_kernel() && !w.apart) return text;
+  const auto number = [](const char* key, int value) {
+    return std::string("\"") + key + "\": " + std::to_string(value) + ", ";
+  };
+  text.pop_back();
+  text += ", \"whole_rows\": {";
+  if (w.has_kernel()) {
+    text += number("warps", w.warps) + number("teams", w.teams) + number("rows", w.rows) +
+            number("stages", w.stages) + number("grid", w.grid) + number("partials", w.partials());
+  }
+  return text + "\"sums_apart\": " + (w.apart ? "true" : "false") + "}}";
+}
+
+}  // namespace ikbo
