@@ -15,22 +15,22 @@ namespace ikbo {
 // warp, which may have several rows side by side.
 struct NormWhole {
   // Of the layout; 0 threads where there are no kernels for it.
-  int lanes, vectors;
-  int rows;    // that a thread works on at once
-  int warps;   // of a CTA
-  int stages;  // turns whose rows are on chip or on their way
-  bool wide;   // norm_backward_wide_sm90: sums are taken a row ahead
+  int lanes = 0, vectors = 0;
+  int rows = 0;       // that a thread works on at once
+  int warps = 0;      // of a CTA
+  int stages = 0;     // turns whose rows are on chip or on their way
+  bool wide = false;  // norm_backward_wide_sm90: sums are taken a row ahead
 
   // Of the problem.
-  int vector;   // elements
-  bool sums;    // of grad_y are needed: a LayerNorm's, or a bias's
-  int cluster;  // CTAs a row
-  int teams;    // of a CTA
-  int grid;     // CTAs
-  int lead;     // turns that a team may be ahead of the average; 0: any
+  int vector = 0;      // elements
+  bool sums = false;   // of grad_y are needed: a LayerNorm's, or a bias's
+  int cluster = 1;     // CTAs a row
+  int teams = 0;       // of a CTA
+  int grid = 0;        // CTAs
+  int lead = 0;        // turns that a team may be ahead of the average; 0: any
 
   // Few rows: their sums are a kernel's beside the one for grad_x, from x and grad_y themselves.
-  bool apart;
+  bool apart = false;
 
   constexpr bool has_kernel() const { return warps > 0; }
   constexpr int turn_rows() const { return rows * (lanes < 32 ? 32 / lanes : 1); }
@@ -63,13 +63,26 @@ inline constexpr std::array<NormWhole, 11> kWholeLayouts = {{
     {32, 3, 1, 12, 2, false},
     {128, 1, 2, 20, 2, false},
     {256, 1, 2, 16, 2, false},
-    {512, 1, 2, 16, 3, false},
-    {512, 3, 1, 16, 3, false},
+    {512, 1, 2, 16, 2, false},
+    {512, 3, 1, 16, 4, false},
     {256, 4, 1, 16, 3, true},
     {512, 4, 1, 16, 3, false},
 }};
 
 }  // namespace norm_detail
+
+// Of a layout that has kernels, else of 0 warps.
+constexpr NormWhole norm_whole_layout(int lanes, int vectors, int vector, bool sums) {
+  NormWhole w{};
+  for (const NormWhole& layout : norm_detail::kWholeLayouts) {
+    if (layout.lanes == lanes && layout.vectors == vectors) w = layout;
+  }
+  w.vector = vector;
+  w.sums = sums;
+  w.teams = lanes <= 32 ? w.warps : 32 * w.warps / lanes;
+  if (w.has_slots()) --w.stages;
+  return w;
+}
 
 // `config` is norm_config()'s for the problem. `sums`: see NormWhole.
 inline NormWhole norm_whole(const NormProblemSize& p, const NormConfig& config, bool sums,
@@ -84,19 +97,12 @@ inline NormWhole norm_whole(const NormProblemSize& p, const NormConfig& config, 
   w.apart = p.rows <= kApartRows && p.rows * p.columns <= kApartElements;
   // grad_residual_out goes through a ring.
   if (p.staged[1] != p.staged[0] || p.staged[2] != 0) return w;
-  const auto& layouts = norm_detail::kWholeLayouts;
-  const auto* const found = std::find_if(layouts.begin(), layouts.end(), [&](const NormWhole& l) {
-    return l.lanes == m.lanes && l.vectors == m.thread_vectors && (m.cluster == 1 || l.vectors == 4);
-  });
-  if (found == layouts.end()) return w;
+  if (m.cluster > 1 && m.thread_vectors < 4) return w;
   const bool apart = w.apart;
-  w = *found;
+  w = norm_whole_layout(m.lanes, m.thread_vectors, m.vector, sums);
   w.apart = apart;
-  w.vector = m.vector;
-  w.sums = sums;
+  if (!w.has_kernel()) return w;
   w.cluster = m.cluster;
-  w.teams = w.lanes <= 32 ? w.warps : 32 * w.warps / w.lanes;
-  if (w.has_slots() && w.vectors == 4) w.stages = 2;
   // Clusters of 4 and more leave SMs over, as in norm_config().
   int64_t clusters = device.sm_count / w.cluster;
   if (w.cluster >= 4) clusters = int64_t{2} * device.sm_count / w.cluster * 10 / 11 / 2;

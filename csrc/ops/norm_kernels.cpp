@@ -1,5 +1,6 @@
 #include "ops/norm_kernels.h"
 
+#include "config/norm_backward.h"
 #include "kernels/norm/norm.h"
 #include "launch/device.h"
 #include "launch/stream.h"
@@ -153,8 +154,8 @@ const char* decline_reason(const NormProblem& p, const Tensor& x) {
 float* data_of(const OptTensor& t) { return t ? t->mutable_data_ptr<float>() : nullptr; }
 
 // `staged`: x, and what else goes through the kernel's ring.
-NormConfig config_of(NormPass pass, const NormProblem& p, std::initializer_list<NormMatrix> staged,
-                     bool bias_sums, int device) {
+NormProblemSize size_of(const NormProblem& p, std::initializer_list<NormMatrix> staged,
+                        bool bias_sums) {
   // Without groups nothing is launched.
   const int groups = static_cast<int>(std::max<int64_t>(p.groups, 1));
   NormProblemSize size{p.rows, p.columns, groups, {}, bias_sums};
@@ -163,7 +164,7 @@ NormConfig config_of(NormPass pass, const NormProblem& p, std::initializer_list<
     const bool is_there = i == 0 || operand.data != nullptr;  // without rows x's data may be null
     size.staged[i++] = is_there ? bytes_of(operand.type) : 0;
   }
-  return norm_config(pass, size, device_limits(device));
+  return size;
 }
 
 }  // namespace
@@ -190,7 +191,8 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   f.eps = static_cast<float>(p.eps);
   f.weight_offset = static_cast<float>(p.weight_offset);
   f.layer = p.kind == NormKind::kLayer;
-  const NormConfig config = config_of(NormPass::kForward, p, {f.x, f.residual}, false, device);
+  const NormConfig config = norm_config(
+      NormPass::kForward, size_of(p, {f.x, f.residual}, false), device_limits(device));
   paths.kernel(config);
   if (p.rows * p.groups == 0) return true;
   OptTensor counter;
@@ -222,13 +224,16 @@ bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwa
   b.rstd = operands.statistics(&in.rstd);
   b.rows = p.rows;
   b.weight_offset = static_cast<float>(p.weight_offset);
-  const NormConfig config = config_of(NormPass::kBackward, p, {b.x, b.grad_y, b.grad_residual_out},
-                                      grads.bias.has_value(), device);
+  NormBackwardConfig config{};
+  const NormProblemSize size = size_of(p, {b.x, b.grad_y, b.grad_residual_out}, grads.bias.has_value());
+  config.rings = norm_config(NormPass::kBackward, size, device_limits(device));
+  config.whole = norm_whole(size, config.rings, in.mean != nullptr || grads.bias.has_value(),
+                            device_limits(device));
   paths.kernel(config);
   if (p.groups == 0) return true;
   const auto partials = [&](const OptTensor& grad) -> OptTensor {
     if (!grad) return std::nullopt;
-    return empty({std::max<int64_t>(config.partials, 132), p.groups, p.columns}, ScalarType::Float,
+    return empty({std::max<int64_t>(config.partials(), 1), p.groups, p.columns}, ScalarType::Float,
                  in.x);
   };
   const OptTensor weight_partials = partials(grads.weight), bias_partials = partials(grads.bias);
@@ -236,7 +241,7 @@ bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwa
   b.bias_partials = data_of(bias_partials);
   const cudaStream_t stream = current_stream(device);
   OptTensor turns;
-  if (config.lead > 0 && p.rows > 0) {
+  if (std::max(config.rings.lead, config.whole.lead) > 0 && p.rows > 0) {
     turns = empty({1}, ScalarType::Int, in.x);
     b.turns = static_cast<uint32_t*>(turns->mutable_data_ptr());
   }

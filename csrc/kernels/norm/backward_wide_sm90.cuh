@@ -1,18 +1,15 @@
 // The backward of whole, aligned rows of one type over many warps, and over clusters of CTAs. As in
-// norm_backward_direct_sm90 every thread copies what it will read itself. A team takes the sums of
+// norm_backward_whole_sm90 every thread copies what it will read itself. A team takes the sums of
 // the row ahead before it finishes a row: while they go over its warps and the cluster's CTAs it
-// has work, and no barrier of the CTA is left.
+// has work, and no barrier of the CTA is left. Rows are read from their stage twice, and the weight
+// from shared memory: registers hold the sums over rows.
 //
 // Sums of a row are taken in the order of norm_backward_sm90, so grad_x has its bits.
 #pragma once
 
-#include "kernels/norm/backward_direct_sm90.cuh"
+#include "kernels/norm/whole.cuh"
 
 namespace ikbo::norm {
-
-struct WideBackward : DirectBackward {
-  int64_t first_columns;  // from CTA to CTA of a cluster
-};
 
 // A team's exchange. Its warps are within two rows of one another, and so are a cluster's CTAs:
 // four buffers.
@@ -22,15 +19,18 @@ struct WideExchange {
   float4 of_cta[4][NormMapping::kMaxCluster];
   hopper::Barrier warps[4], ctas[4];
   float statistics[kStages][kTeamWarps][2];  // rstd and mean: each warp's own
-  uint32_t turns_seen;  // of the thread that keeps pace
+  uint32_t turns_seen;                       // of the thread that keeps pace
 };
 
-// kTeamWarps: of a CTA's sixteen, that have a row.
-template <class T, int kVectors, int kTeamWarps, int kTeams, int kStages, bool kSums>
-__global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
-    norm_backward_wide_sm90(const __grid_constant__ WideBackward p) {
-  constexpr int kVector = 16 / sizeof(T), kLanes = 32 * kTeamWarps, kThreads = kLanes * kTeams;
-  constexpr int kColumns = kLanes * kVectors * kVector;  // of the CTA
+// kSums: with sums of grad_y, as for a LayerNorm or a bias.
+template <class T, int kLanes, int kVectors, bool kSums>
+__global__ void __launch_bounds__(
+    32 * norm_whole_layout(kLanes, kVectors, 16 / sizeof(T), kSums).warps, 1)
+    norm_backward_wide_sm90(const __grid_constant__ WholeBackward p) {
+  constexpr int kVector = 16 / sizeof(T), kQuads = kVector / 4;
+  constexpr NormWhole kLayout = norm_whole_layout(kLanes, kVectors, kVector, kSums);
+  constexpr int kTeamWarps = kLanes / 32, kTeams = kLayout.teams, kThreads = kLanes * kTeams;
+  constexpr int kStages = kLayout.stages, kColumns = kLayout.cta_columns();
   constexpr int kCount = kSums ? 2 : 1;
   extern __shared__ __align__(16) char shared_bytes[];
   __shared__ WideExchange<kTeamWarps, kCount, kStages> shared[kTeams];
@@ -50,16 +50,16 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
   }
   hopper::touch(p);
   hopper::wait_for_previous_kernel();
-  if (p.apart) hopper::allow_next_kernel();
 
-  const int64_t first_column = rank * p.first_columns;
-  const uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(shared_bytes)) +
-                        threadIdx.x * 16;
-  constexpr int kPlace = kThreads * 16, kStage = kVectors * 2 * kPlace;
+  const uint32_t first_column = rank * kColumns;
   // Where this thread's first vector is in a row.
-  const uint32_t begin = static_cast<uint32_t>(first_column) * sizeof(T) + thread * 16;
+  const uint32_t begin = first_column * sizeof(T) + thread * 16;
+  // Places of a stage: of vector and operand, each for all threads.
+  constexpr int kPlace = 16 * kThreads, kStage = kLayout.stage_bytes();
+  static_assert(kStage == kVectors * 2 * kPlace);
+  const uint32_t places = hopper::shared_address(shared_bytes) + 16 * threadIdx.x;
   const auto load_vector = [&](int s, uint32_t row, int v) {
-    const uint32_t to = ring + s * kStage + v * 2 * kPlace;
+    const uint32_t to = places + s * kStage + v * 2 * kPlace;
     const int bytes = row < p.rows ? 16 : 0;
     hopper::copy_async_16_zero_filled(
         to, p.x + (uint64_t{row} * p.x_bytes + begin) + v * kLanes * 16, bytes);
@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
     end_load(s, row + s * step);
   }
 
-  // Weights, in T: all teams read the same.
-  char* const weights = shared_bytes + kStages * kStage + thread * 16;
+  // The weight, in T: all teams read the same.
+  char* const weights = shared_bytes + kLayout.slots_at() + 16 * thread;
   if (team == 0) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -92,10 +92,7 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
 #pragma unroll
       for (int e = 0; e < kVector; ++e) ones[e] = 1.0f;
       Words<4> words = pack_words<T>(ones);
-      if (p.weight) {
-        words = load_words<4>(p.weight + (first_column + (v * kLanes + thread) * kVector) *
-                                             static_cast<int>(sizeof(T)));
-      }
+      if (p.weight) words = load_words<4>(p.weight + begin + v * kLanes * 16);
       *reinterpret_cast<uint4*>(weights + v * kLanes * 16) = {words.word[0], words.word[1],
                                                               words.word[2], words.word[3]};
     }
@@ -106,99 +103,70 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
     __syncthreads();
   }
 
-  const uint32_t shared_weights = static_cast<uint32_t>(__cvta_generic_to_shared(weights));
-  const auto read = [](uint32_t from) {
-    Words<4> words;
-    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]),
-                   "=r"(words.word[3])
-                 : "r"(from));
-    return words;
+  const uint32_t shared_weights = hopper::shared_address(weights);
+  const auto operands = [&](uint32_t stage, int v, float (&x)[kVector], float (&grad)[kVector]) {
+    unpack_words<T>(read_shared(stage + v * 2 * kPlace), x);
+    unpack_words<T>(read_shared(stage + v * 2 * kPlace + kPlace), grad);
+  };
+  // grad_y becomes g.
+  const auto weigh = [&](int v, float (&grad)[kVector]) {
+    float weight[kVector];
+    unpack_words<T>(read_shared(shared_weights + v * kLanes * 16), weight);
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], weight[e]);
   };
   float weight_sums[kVectors][kVector] = {};
   float bias_sums[kSums ? kVectors : 1][kVector] = {};
   const float per_column = 1.0f / static_cast<float>(kColumns * p.cluster);
-  const auto operands = [&](uint32_t slot, int v, float (&x)[kVector], float (&grad)[kVector]) {
-    unpack_words<T>(read(slot + v * 2 * kPlace), x);
-    unpack_words<T>(read(slot + v * 2 * kPlace + kPlace), grad);
+  const auto of_lane = [](float value, int from) {
+    return __shfl_sync(0xffffffffu, value, from);
   };
-  const auto weigh = [&](int v, float (&grad)[kVector]) {
-    float weight[kVector];
-    unpack_words<T>(read(shared_weights + v * kLanes * 16), weight);
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], weight[e]);
+  // The sums of a turn over the team's warps: value i in lane i.
+  const auto sum_of_warps = [&](uint32_t turn) {
+    hopper::wait(mine.warps[turn & 3], turn >> 2 & 1);
+    return sum_parts<kTeamWarps, kCount>(mine.of_warp[turn & 3]);
   };
 
   uint32_t turn = 0;
   int stage = 0;
-  // Which CTAs have what rows doesn't change: who is ahead of the average of all waits, but not for
-  // CTAs that may not be on the GPU yet.
-  const auto keep_pace = [&] {
-    constexpr uint32_t kNoWait = ~0u;
-    if (rank == 0) hopper::add_relaxed_gpu(p.turns, 1);
-    uint32_t seen = mine.turns_seen;
-    if (seen == kNoWait) return;
-    const uint32_t least = turn > p.lead ? (turn - p.lead) * step : 0;
-    for (int tries = 0; seen < least; ++tries) {
-      seen = tries < 100 ? hopper::load_relaxed_gpu(p.turns) : kNoWait;
-    }
-    mine.turns_seen = seen == kNoWait ? kNoWait : hopper::load_relaxed_gpu(p.turns);
-  };
-  // The sums of turn t over the team's warps: value i in lane i.
-  const auto sum_of_warps = [&](uint32_t t) {
-    constexpr int kAll = kTeamWarps * kCount;
-    hopper::wait(mine.warps[t & 3], t >> 2 & 1);
-    const float* const parts = mine.of_warp[t & 3];
-    float sum = kAll >= 32 || lane < kAll ? parts[lane] : 0.0f;
-    constexpr int kWidth = kAll <= 8 ? 8 : kAll <= 16 ? 16 : 32;
-#pragma unroll
-    for (int offset = kWidth / 2; offset >= kCount; offset /= 2) {
-      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    }
-    return sum;
-  };
-  const auto of_lane = [](float value, int from) {
-    return __shfl_sync(0xffffffffu, value, from);
-  };
-
   for (;; row += step) {
-    const bool has_row = row < p.rows;
     // Behind the last row are zeros, which add nothing.
-    hopper::wait_for_copy_groups<kStages - 2>();
-    __syncwarp();
-    const uint32_t slot = ring + stage * kStage;
-    const float row_rstd = mine.statistics[stage][warp][0];
-    const float row_mean = kSums ? mine.statistics[stage][warp][1] : 0.0f;
-    float sums[kCount] = {};
-    const float shift = -row_mean * row_rstd;
+    const bool has_row = row < p.rows;
+    {
+      hopper::wait_for_copy_groups<kStages - 2>();
+      __syncwarp();
+      const float rstd = mine.statistics[stage][warp][0];
+      const float shift = kSums ? -mine.statistics[stage][warp][1] * rstd : 0.0f;
+      float sums[kCount] = {};
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      float xhat[kVector], grad[kVector];
-      operands(slot, v, xhat, grad);
+      for (int v = 0; v < kVectors; ++v) {
+        float xhat[kVector], grad[kVector];
+        operands(places + stage * kStage, v, xhat, grad);
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        if constexpr (kSums) bias_sums[v][e] += grad[e];
-        xhat[e] = kSums ? fmaf(xhat[e], row_rstd, shift) : __fmul_rn(xhat[e], row_rstd);
-        weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
+        for (int e = 0; e < kVector; ++e) {
+          if constexpr (kSums) bias_sums[v][e] += grad[e];
+          xhat[e] = kSums ? fmaf(xhat[e], rstd, shift) : __fmul_rn(xhat[e], rstd);
+          weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
+        }
+        weigh(v, grad);
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+          sums[0] = fmaf(grad[e], xhat[e], sums[0]);
+          if constexpr (kSums) sums[kCount - 1] += grad[e];
+        }
       }
-      weigh(v, grad);
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        sums[0] = fmaf(grad[e], xhat[e], sums[0]);
-        if constexpr (kSums) sums[kCount - 1] += grad[e];
-      }
+      const float each = sum_each<32>(sums);
+      constexpr int kPart = 32 / kCount;
+      if (lane % kPart == 0) mine.of_warp[turn & 3][warp * kCount + lane / kPart] = each;
+      __syncwarp();
+      if (lane == 0) hopper::arrive(mine.warps[turn & 3]);
     }
-    const float each = sum_each_of<32>(sums);
-    constexpr int kPart = 32 / kCount;
-    if (lane % kPart == 0) mine.of_warp[turn & 3][warp * kCount + lane / kPart] = each;
-    __syncwarp();
-    if (lane == 0) hopper::arrive(mine.warps[turn & 3]);
-    if (turn > 0) {
+    if (turn > 0) {  // the row before
       const uint32_t before = turn - 1;
       const int stage_before = stage == 0 ? kStages - 1 : stage - 1;
-      const uint32_t behind = ring + stage_before * kStage;
+      const uint32_t next = row + (kStages - 1) * step;
       const float rstd = mine.statistics[stage_before][warp][0];
-      const float mean = kSums ? mine.statistics[stage_before][warp][1] : 0.0f;
+      const float shift = kSums ? -mine.statistics[stage_before][warp][1] * rstd : 0.0f;
       float along, sum = 0.0f;
       if (p.cluster == 1) {
         const float all = sum_of_warps(before);
@@ -207,30 +175,30 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
       } else {
         hopper::wait(mine.ctas[before & 3], before >> 2 & 1);
         const float4 part = mine.of_cta[before & 3][lane & (p.cluster - 1)];
-        along = part.x, sum = part.y;
-        const int cluster = static_cast<int>(p.cluster);
+        const int width = static_cast<int>(p.cluster);
         if constexpr (kSums) {
-          const float2 both = sum_lanes<kMaxWarps>(float2{along, sum}, cluster);
+          const float2 both = sum_lanes<kMaxWarps>(float2{part.x, part.y}, width);
           along = both.x, sum = both.y;
         } else {
-          along = sum_lanes<kMaxWarps>(along, cluster);
+          along = sum_lanes<kMaxWarps>(part.x, width);
         }
       }
+      // grad_x = g * rstd + x * slope + offset
       along *= per_column;
       const float slope = -along * rstd * rstd;
       float offset = 0.0f;
       if constexpr (kSums) {
-        offset = -fmaf(along, -mean * rstd, p.mean ? sum * per_column : 0.0f) * rstd;
+        offset = -fmaf(along, shift, p.mean ? sum * per_column : 0.0f) * rstd;
       }
-      char* const to = p.grad_x + (uint64_t{row - step} * p.grad_x_bytes + begin);
       if (p.lead > 0 && warp == kTeamWarps - 1) {
-        if (lane == 0) keep_pace();
+        if (lane == 0) keep_pace(p, rank == 0, turn, step, mine.turns_seen);
         __syncwarp();
       }
+      char* const to = p.grad_x + (uint64_t{row - step} * p.grad_x_bytes + begin);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         float x[kVector], grad[kVector];
-        operands(behind, v, x, grad);
+        operands(places + stage_before * kStage, v, x, grad);
         weigh(v, grad);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
@@ -238,15 +206,15 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
           grad[e] = fmaf(x[e], slope, grad[e]);
         }
         store_words(to + v * kLanes * 16, pack_words<T>(grad));
-        load_vector(stage_before, row + (kStages - 1) * step, v);
+        load_vector(stage_before, next, v);
       }
       __syncwarp();  // all lanes have read the statistics
-      end_load(stage_before, row + (kStages - 1) * step);
+      end_load(stage_before, next);
     }
     if (!has_row) break;
     if (p.cluster > 1 && warp == 0) {
       const float all = sum_of_warps(turn);
-      float4 value{of_lane(all, 0), kSums ? of_lane(all, 1) : 0.0f, 0.0f, 0.0f};
+      const float4 value{of_lane(all, 0), kSums ? of_lane(all, 1) : 0.0f, 0.0f, 0.0f};
       hopper::Barrier& ready = mine.ctas[turn & 3];
       if (lane == 0) hopper::arrive_expect_bytes(ready, sizeof(float4) * p.cluster);
       if (lane < p.cluster) {
@@ -261,57 +229,42 @@ __global__ void __launch_bounds__(32 * kTeamWarps * kTeams, 1)
 
   // Other teams' sums, then the first's: partials of the CTA.
   hopper::wait_for_copy_groups<0>();
-  __syncthreads();
-  float4* const of_team = reinterpret_cast<float4*>(shared_bytes);
-  constexpr int kQuads = kVector / 4;
-  constexpr int kSets = kSums ? 2 : 1;
-  const auto place_of = [&](int set, int of, int v, int q) -> float4& {
-    return of_team[(((set * (kTeams - 1) + of - 1) * kVectors + v) * kQuads + q) * kLanes + thread];
+  __syncthreads();  // all stages are read
+  float4* const of_teams = reinterpret_cast<float4*>(shared_bytes);
+  const auto place_of = [&](int set, int team, int v, int q) -> float4& {
+    return of_teams[(((set * (kTeams - 1) + team - 1) * kVectors + v) * kQuads + q) * kLanes +
+                    thread];
+  };
+  const auto sums_of = [&](int set, int v, int q) {
+    const float* const from = kSums && set == 1 ? bias_sums[kSums ? v : 0] : weight_sums[v];
+    return float4{from[4 * q], from[4 * q + 1], from[4 * q + 2], from[4 * q + 3]};
   };
   if (team > 0) {
 #pragma unroll
-    for (int set = 0; set < kSets; ++set) {
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          const float* const from = (kSums && set == 1 ? bias_sums[kSums ? v : 0] : weight_sums[v]);
-          place_of(set, team, v, q) = {from[4 * q], from[4 * q + 1], from[4 * q + 2],
-                                       from[4 * q + 3]};
-        }
-      }
+    for (int i = 0; i < kCount * kVectors * kQuads; ++i) {
+      const int set = i / (kVectors * kQuads), v = i / kQuads % kVectors, q = i % kQuads;
+      place_of(set, team, v, q) = sums_of(set, v, q);
     }
   }
   if (kTeams > 1) __syncthreads();
   if (team == 0) {
 #pragma unroll
-    for (int set = 0; set < kSets; ++set) {
+    for (int i = 0; i < kCount * kVectors * kQuads; ++i) {
+      const int set = i / (kVectors * kQuads), v = i / kQuads % kVectors, q = i % kQuads;
       float* const partials = set == 1 ? p.bias_partials : p.weight_partials;
       if (partials == nullptr) continue;
-      // Of the cluster's row of partials this CTA's columns.
-      float4* const to = reinterpret_cast<float4*>(partials + blockIdx.x * p.first_columns);
+      float4 sum = sums_of(set, v, q);
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) {
-          const float* const from = (kSums && set == 1 ? bias_sums[kSums ? v : 0] : weight_sums[v]);
-          float4 sum{from[4 * q], from[4 * q + 1], from[4 * q + 2], from[4 * q + 3]};
-#pragma unroll
-          for (int t = 1; t < kTeams; ++t) {
-            const float4 more = place_of(set, t, v, q);
-            sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-          }
-          to[(v * kLanes + thread) * kQuads + q] = sum;
-        }
+      for (int t = 1; t < kTeams; ++t) {
+        const float4 more = place_of(set, t, v, q);
+        sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
       }
+      // Of the cluster's row of partials this CTA's columns.
+      float4* const to = reinterpret_cast<float4*>(partials + int64_t{blockIdx.x} * kColumns);
+      to[(v * kLanes + thread) * kQuads + q] = sum;
     }
   }
   if (p.cluster > 1) hopper::cluster_sync();
-}
-
-template <class T, int kVectors, int kTeamWarps, int kTeams, int kStages>
-constexpr int wide_backward_bytes() {
-  return kStages * kVectors * 2 * 32 * kTeamWarps * kTeams * 16 + kVectors * 32 * kTeamWarps * 16;
 }
 
 }  // namespace ikbo::norm

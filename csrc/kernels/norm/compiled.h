@@ -47,6 +47,24 @@ auto pick_loose(int vectors, int lanes, const Pick& pick) {
   return vectors == 3 ? pick(kNumber<3>, kNumber<32>) : pick(kNumber<4>, kNumber<32>);
 }
 
+// Of NormBackward what kernels for whole, aligned rows of one type read.
+struct WholeBackward {
+  const char *x, *grad_y;
+  char* grad_x;
+  const float *mean, *rstd;  // mean: LayerNorm only
+  const char* weight;        // may be null
+  float *weight_partials, *bias_partials;
+  uint32_t* turns;                               // a word, where there is a lead
+  uint32_t x_bytes, grad_y_bytes, grad_x_bytes;  // from row to row
+  uint32_t rows, cluster, lead;
+  float weight_offset;
+  ElementType weight_type;
+};
+using WholeKernel = void (*)(WholeBackward);
+
+// Whether a thread of norm_backward_whole_sm90 has its weight packed, in x's type: no offset then.
+constexpr bool whole_packs_weight(int lanes, int vectors) { return lanes > 32 && vectors >= 3; }
+
 template <class T>
 ForwardKernel forward_kernel(int vectors, bool in_warp, bool full);
 // Of rows over warps, 3 or 4 vectors, full: norm_forward_overlapped_sm90.
@@ -59,6 +77,10 @@ template <class T>
 ForwardKernel forward_loose_kernel(int vectors, int lanes);
 template <class T>
 BackwardKernel backward_loose_kernel(int vectors, int lanes);
+// A layout's, with or without sums of grad_y.
+template <class T>
+WholeKernel whole_kernel(const NormWhole& whole);
+WholeKernel whole_mode(ElementType type, const NormWhole& whole, int mode);  // TEMPORARY
 
 #define IKBO_NORM_KERNELS(T)                                               \
   template <>                                                              \
@@ -70,7 +92,9 @@ BackwardKernel backward_loose_kernel(int vectors, int lanes);
   template <>                                                              \
   BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full); \
   template <>                                                              \
-  BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);
+  BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);         \
+  template <>                                                              \
+  WholeKernel whole_kernel<T>(const NormWhole& whole);
 IKBO_NORM_KERNELS(__nv_bfloat16)
 IKBO_NORM_KERNELS(__half)
 IKBO_NORM_KERNELS(float)

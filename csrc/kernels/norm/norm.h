@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "config/norm.h"
+#include "config/norm_backward.h"
 #include "launch/tensor_map.h"  // ElementType
 
 namespace ikbo {
@@ -42,17 +43,18 @@ struct NormBackward {
   NormMatrix grad_x, grad_residual;  // the same gradient in two types
   NormMatrix grad_weight, grad_bias;
   const float *mean, *rstd;                // [rows, groups]; mean: LayerNorm only
-  float *weight_partials, *bias_partials;  // [config.partials, groups, columns], where wanted
+  float *weight_partials, *bias_partials;  // [config.partials(), groups, columns], where wanted
   uint32_t* turns;                         // a word, where the config has a lead
   int64_t rows;
   float weight_offset;
-  bool apart;  // sums over rows are another kernel's
+  bool apart;  // for the kernel: sums over rows are another's, which may begin beside it
 };
 
 // 1 <= rows < 2^31. The config was made for the problem.
 void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream);
 // 0 <= rows < 2^31: without rows the sums over rows are zero.
-void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStream_t stream);
+void run_norm_backward(const NormBackward& p, const NormBackwardConfig& config,
+                       cudaStream_t stream);
 void load_norm();
 
 }  // namespace ikbo
