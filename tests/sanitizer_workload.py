@@ -101,6 +101,7 @@ def norm(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16, apart: in
     weight, bias = (torch.randn(columns, dtype=dtype, device="cuda") for _ in range(2))
     _, mean, rstd = torch.ops.ikbo.layer_norm_fwd(x, weight, bias)
     torch.ops.ikbo.layer_norm_bwd(grad, x, weight, bias, mean, rstd, 0.0, 1, 0b111)
+    torch.ops.ikbo.rms_norm_bwd(grad, x, weight, None, rstd, 0.0, 1, 0b11)
     _, total, rstd = torch.ops.ikbo.add_rms_norm_fwd(x, residual, weight)
     torch.ops.ikbo.add_rms_norm_bwd(
         grad, grad, total, weight, None, rstd, 0.0, dtype, dtype, 1, 0b1111
@@ -163,6 +164,12 @@ WORK: list[tuple[Callable[..., None], tuple[object, ...]]] = [
     (norm, (9, 131_072)),  # of 8 and 16
     (norm, (9, 262_144)),  # of 16
     (norm, (9, 262_145)),  # looped
+    # Whole rows, more than have their sums apart, that don't fill the last turn.
+    *((norm, (271, columns)) for columns in (128, 256, 384, 512, 768, 1024, 2048, 4096, 8192)),
+    *((norm, (271, columns, torch.float32)) for columns in (192, 2048, 4096)),
+    (norm, (271, 384, torch.float16)),
+    (norm, (135, 12_288)),
+    (norm, (135, 16_384)),
     (norm, (9, 40_001)),
     (norm, (9000, 257)),  # enough rows for rings in the forward
     (norm, (9000, 769)),

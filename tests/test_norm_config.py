@@ -196,6 +196,54 @@ def test_ctas_of_the_backward_have_about_the_same_rows(rows: int, n: int) -> Non
         assert blocks * config.rows_per_stage * config.partials <= 1.02 * rows
 
 
+@given(
+    st.integers(0, 200_000), columns, element_bytes, st.booleans(), st.booleans(),
+    st.sampled_from(DEVICES), st.sampled_from([1, 1, 5]),
+)  # fmt: skip
+def test_backward_of_whole_rows(
+    rows: int, n: int, size: int, layer: bool, bias: bool, device: _host.DeviceLimits, groups: int
+) -> None:
+    config = _host.norm_backward_config(rows, n, (size, size, 0), layer, bias, device, groups)
+    whole, mapping = config.whole, config.rings.mapping
+    assert json.loads(repr(config))["grid"] == config.rings.grid
+    assert config.partials == max(config.rings.partials, whole.partials)
+    if whole.apart:
+        assert rows * n <= 2**20 and rows <= 256
+    if mapping.looped or mapping.interleaved or groups > 1:
+        assert not whole.has_kernel and not whole.apart
+    if not whole.has_kernel:
+        return
+    # The mapping's threads, on which the order of a row's sums depends.
+    assert (whole.lanes, whole.vectors) == (mapping.lanes, mapping.thread_vectors)
+    assert whole.cluster == mapping.cluster and mapping.idle_slots == 0
+    threads = 32 if mapping.in_warp else whole.lanes
+    assert whole.teams * threads == 32 * whole.warps <= 1024
+    assert whole.teams <= 15 or mapping.in_warp  # named barriers
+    assert whole.grid % whole.cluster == 0 and whole.grid <= max(device.sm_count, whole.cluster)
+    assert whole.partials == whole.grid // whole.cluster >= 1
+    # No CTA without rows, but where there are none.
+    blocks = -(-rows // whole.turn_rows)
+    assert whole.partials <= max(1, -(-blocks // whole.teams))
+    assert whole.shared_bytes + STATIC_BYTES <= SHARED_BYTES
+    assert whole.stages >= 2 and whole.shared_bytes >= whole.stages * whole.stage_bytes
+    if not whole.wide:
+        both = (layer or bias) and not whole.has_slots
+        assert whole.shared_bytes >= whole.sum_bytes * (2 if both else 1)
+
+
+def test_which_rows_have_kernels_of_their_own() -> None:
+    usual = [128, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 12288, 16384, 32768, 65536, 131072,
+             262144]  # fmt: skip
+    for n in usual:
+        for layer in (False, True):
+            config = _host.norm_backward_config(32768, n, (2, 2, 0), layer, layer, H200)
+            assert config.whole.has_kernel and not config.whole.apart
+            # A residual's gradient goes through a ring, and so do rows of two types.
+            for staged in ((2, 2, 2), (2, 4, 0)):
+                others = _host.norm_backward_config(32768, n, staged, layer, layer, H200)
+                assert not others.whole.has_kernel
+
+
 @given(columns, element_bytes, directions, st.integers(1, 10**6), st.integers(1, 10**6))
 def test_mapping_does_not_depend_on_the_rows(
     n: int, size: int, backward: bool, few: int, many: int

@@ -20,6 +20,10 @@ COLUMNS = [64, 128, 192, 256, 257, 384, 512, 576, 640, 768, 769, 1024, 1152, 153
 
 def _cells(columns: int, backward: bool) -> list[str]:
     """Threads x vectors of a row; the CTAs it lies in; rows a stage x stages and an SM's KB."""
+    if backward:
+        both = _host.norm_backward_config(ROWS, columns, (2, 2, 0), True, True, H200)
+        if both.whole.has_kernel:
+            return _whole_cells(both.whole)
     operands = (2, 2, 0) if backward else (2, 0, 0)
     config = _host.norm_config(ROWS, columns, operands, backward, backward, H200)
     m = config.mapping
@@ -41,6 +45,22 @@ def _cells(columns: int, backward: bool) -> list[str]:
         where,
         ring + (", ticket" if config.by_ticket else ""),
     ]
+
+
+def _whole_cells(w: _host.NormWhole) -> list[str]:
+    warps = f"{w.warps} warps"
+    if w.lanes < 32:
+        where = f"{warps}, {w.turn_rows} rows each"
+    elif w.lanes == 32:
+        where = warps if w.rows == 1 else f"{warps}, {w.rows} rows each"
+    else:
+        where = f"{w.teams} x {w.lanes // 32} warps"
+        if w.cluster > 1:
+            where = f"{w.cluster} x ({where})" if w.teams > 1 else f"{w.cluster} x {warps}"
+        if w.rows > 1:
+            where += f", {w.rows} rows each"
+    kilobytes = w.stage_bytes * w.stages / 1024
+    return [f"{w.lanes} x {w.vectors}", where, f"own, {w.stages}, {kilobytes:.0f} KB"]
 
 
 def mapping_table() -> str:

@@ -225,7 +225,8 @@ def test_backward_of_whole_rows(name: str, dtype: torch.dtype, columns: int) -> 
         statistics = forward(name, x, weight, bias)[1:]
         for w, offset in ((weight, 0.0), (None, 0.0), (weight, 1.0), (weight.float(), 1.0)):
             results = backward(name, grad, x, w, bias, *statistics, offset=offset)
-            odd = backward(name, guarded(grad, 1), guarded(x, 1), w, bias, *statistics, offset=offset)
+            apart = (guarded(grad, 1), guarded(x, 1))
+            odd = backward(name, *apart, w, bias, *statistics, offset=offset)
             assert torch.equal(results[0], odd[0])
             again = backward(name, grad, x, w, bias, *statistics, offset=offset)
             assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))

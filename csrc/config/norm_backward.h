@@ -1,5 +1,5 @@
-// What the backward of a norm runs: always a NormConfig, for rows of any address and type, and where
-// the layout has kernels of its own for whole, aligned rows of one type, those too. Pure functions.
+// What the backward of a norm runs: a NormConfig, for rows of any address and type, and where the
+// layout has kernels of its own for whole, aligned rows of one type, a NormWhole. Pure functions.
 #pragma once
 
 #include <algorithm>
@@ -22,12 +22,12 @@ struct NormWhole {
   bool wide = false;  // norm_backward_wide_sm90: sums are taken a row ahead
 
   // Of the problem.
-  int vector = 0;      // elements
-  bool sums = false;   // of grad_y are needed: a LayerNorm's, or a bias's
-  int cluster = 1;     // CTAs a row
-  int teams = 0;       // of a CTA
-  int grid = 0;        // CTAs
-  int lead = 0;        // turns that a team may be ahead of the average; 0: any
+  int vector = 0;     // elements
+  bool sums = false;  // of grad_y are needed: a LayerNorm's, or a bias's
+  int cluster = 1;    // CTAs a row
+  int teams = 0;      // of a CTA
+  int grid = 0;       // CTAs
+  int lead = 0;       // turns that a team may be ahead of the average; 0: any
 
   // Few rows: their sums are a kernel's beside the one for grad_x, from x and grad_y themselves.
   bool apart = false;
@@ -40,7 +40,9 @@ struct NormWhole {
   constexpr bool has_slots() const { return sums && !wide && vectors * vector >= 24 && lanes > 32; }
 
   constexpr int stage_bytes() const { return 2 * 16 * 32 * warps * rows * vectors; }
-  constexpr int sum_bytes() const { return teams * cta_columns() * static_cast<int>(sizeof(float)); }
+  constexpr int sum_bytes() const {
+    return teams * cta_columns() * static_cast<int>(sizeof(float));
+  }
   // Stages; in the end sums of a CTA's teams. Then slots, or a row of the weight.
   constexpr int slots_at() const {
     const int all_sums = (sums && !has_slots() ? 2 : 1) * sum_bytes();
@@ -120,6 +122,12 @@ struct NormBackwardConfig {
 
   int partials() const { return std::max(rings.partials, whole.partials()); }
 };
+
+inline NormBackwardConfig norm_backward_config(const NormProblemSize& p, bool layer,
+                                               const DeviceLimits& device) {
+  const NormConfig rings = norm_config(NormPass::kBackward, p, device);
+  return {rings, norm_whole(p, rings, layer || p.bias_sums, device)};
+}
 
 inline std::string to_json(const NormBackwardConfig& c) {
   std::string text = to_json(c.rings);

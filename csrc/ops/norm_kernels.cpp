@@ -191,8 +191,8 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   f.eps = static_cast<float>(p.eps);
   f.weight_offset = static_cast<float>(p.weight_offset);
   f.layer = p.kind == NormKind::kLayer;
-  const NormConfig config = norm_config(
-      NormPass::kForward, size_of(p, {f.x, f.residual}, false), device_limits(device));
+  const NormConfig config =
+      norm_config(NormPass::kForward, size_of(p, {f.x, f.residual}, false), device_limits(device));
   paths.kernel(config);
   if (p.rows * p.groups == 0) return true;
   OptTensor counter;
@@ -224,11 +224,9 @@ bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwa
   b.rstd = operands.statistics(&in.rstd);
   b.rows = p.rows;
   b.weight_offset = static_cast<float>(p.weight_offset);
-  NormBackwardConfig config{};
-  const NormProblemSize size = size_of(p, {b.x, b.grad_y, b.grad_residual_out}, grads.bias.has_value());
-  config.rings = norm_config(NormPass::kBackward, size, device_limits(device));
-  config.whole = norm_whole(size, config.rings, in.mean != nullptr || grads.bias.has_value(),
-                            device_limits(device));
+  const NormBackwardConfig config =
+      norm_backward_config(size_of(p, {b.x, b.grad_y, b.grad_residual_out}, grads.bias.has_value()),
+                           in.mean != nullptr, device_limits(device));
   paths.kernel(config);
   if (p.groups == 0) return true;
   const auto partials = [&](const OptTensor& grad) -> OptTensor {

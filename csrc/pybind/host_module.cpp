@@ -18,6 +18,7 @@
 #include "config/group_candidates.h"
 #include "config/linear_compression.h"
 #include "config/norm.h"
+#include "config/norm_backward.h"
 
 namespace py = pybind11;
 
@@ -458,6 +459,43 @@ void bind_norm(py::module_& m) {
       },
       py::arg("rows"), py::arg("columns"), py::arg("staged"), py::arg("bias_sums"),
       py::arg("backward"), py::arg("device"), py::arg("groups") = 1);
+  using ikbo::NormBackwardConfig;
+  using ikbo::NormWhole;
+  py::class_<NormWhole>(m, "NormWhole")
+      .def_readonly("lanes", &NormWhole::lanes)
+      .def_readonly("vectors", &NormWhole::vectors)
+      .def_readonly("rows", &NormWhole::rows)
+      .def_readonly("warps", &NormWhole::warps)
+      .def_readonly("stages", &NormWhole::stages)
+      .def_readonly("wide", &NormWhole::wide)
+      .def_readonly("cluster", &NormWhole::cluster)
+      .def_readonly("teams", &NormWhole::teams)
+      .def_readonly("grid", &NormWhole::grid)
+      .def_readonly("lead", &NormWhole::lead)
+      .def_readonly("apart", &NormWhole::apart)
+      .def_property_readonly("has_kernel", &NormWhole::has_kernel)
+      .def_property_readonly("has_slots", &NormWhole::has_slots)
+      .def_property_readonly("turn_rows", &NormWhole::turn_rows)
+      .def_property_readonly("partials", &NormWhole::partials)
+      .def_property_readonly("stage_bytes", &NormWhole::stage_bytes)
+      .def_property_readonly("sum_bytes", &NormWhole::sum_bytes)
+      .def_property_readonly("shared_bytes", &NormWhole::shared_bytes);
+  py::class_<NormBackwardConfig>(m, "NormBackwardConfig")
+      .def_readonly("rings", &NormBackwardConfig::rings)
+      .def_readonly("whole", &NormBackwardConfig::whole)
+      .def_property_readonly("partials", &NormBackwardConfig::partials)
+      .def("__repr__", [](const NormBackwardConfig& config) { return ikbo::to_json(config); });
+  m.def(
+      "norm_backward_config",
+      [](int64_t rows, int64_t columns, const std::array<int, NormConfig::kMaxStaged>& staged,
+         bool layer, bool bias_sums, const ikbo::DeviceLimits& device, int groups) {
+        if (columns < 1 || groups < 1 || staged[0] < 1)
+          throw py::value_error("nothing to normalise");
+        return ikbo::norm_backward_config({rows, columns, groups, staged, bias_sums}, layer,
+                                          device);
+      },
+      py::arg("rows"), py::arg("columns"), py::arg("staged"), py::arg("layer"),
+      py::arg("bias_sums"), py::arg("device"), py::arg("groups") = 1);
 }
 
 }  // namespace

@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(
   // TEMPORARY modes
   constexpr bool kLoadsStatistics =
       kMode >= 0 ? kMode & 1 : kLanes == 256 || (kTeamWarps == 16 && !kSums && kVectors != 3);
-  constexpr bool kLate = kMode >= 0 ? (kMode & 2) != 0
-                                    : kSums && !kInWarp && !kLoadsStatistics && kVectors != 3;
+  constexpr bool kLate =
+      kMode >= 0 ? (kMode & 2) != 0 : kSums && !kInWarp && !kLoadsStatistics && kVectors != 3;
   constexpr bool kSpread = !kLate && !kInWarp && kVectors >= 3;
   static_assert(kTurnRows == kLayout.turn_rows() && kColumns == kLayout.cta_columns());
   extern __shared__ __align__(16) char shared_bytes[];

@@ -118,9 +118,7 @@ __global__ void __launch_bounds__(
   float weight_sums[kVectors][kVector] = {};
   float bias_sums[kSums ? kVectors : 1][kVector] = {};
   const float per_column = 1.0f / static_cast<float>(kColumns * p.cluster);
-  const auto of_lane = [](float value, int from) {
-    return __shfl_sync(0xffffffffu, value, from);
-  };
+  const auto of_lane = [](float value, int from) { return __shfl_sync(0xffffffffu, value, from); };
   // The sums of a turn over the team's warps: value i in lane i.
   const auto sum_of_warps = [&](uint32_t turn) {
     hopper::wait(mine.warps[turn & 3], turn >> 2 & 1);

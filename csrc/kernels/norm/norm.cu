@@ -229,19 +229,20 @@ void run_norm_backward(const NormBackward& p, const NormBackwardConfig& both, cu
     const bool takes_weight = norm::holds_weight(m.thread_vectors, m.vector, m.in_warp()) ||
                               p.weight.data == nullptr ||
                               (p.weight.type == p.x.type && p.weight_offset == 0.0f);
-    const bool whole = p.grad_residual.data == nullptr &&
-                       norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
-                       norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
+    const bool whole =
+        p.grad_residual.data == nullptr &&
+        norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
+        norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
     const char* ring = std::getenv("IKBO_NORM_RING");  // TEMPORARY
     const bool apart = both.whole.apart && whole && sums && p.grad_x.data != nullptr && !ring;
     if (!apart && whole && norm::takes_whole(p, both.whole) && !ring) {
       norm::run_whole(p, both.whole, stream);
       partials = both.whole.partials();
     } else {
-      const auto kernel =
-          m.interleaved ? norm::backward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes)
-                        : norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(),
-                                                   whole && takes_weight);
+      const auto kernel = m.interleaved
+                              ? norm::backward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes)
+                              : norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(),
+                                                         whole && takes_weight);
       if (config.lead > 0) norm::clear(p.turns, stream);
       if (apart) {
         NormBackward of_rows = p;
@@ -264,8 +265,8 @@ void load_norm() {
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
     for (const NormWhole& layout : norm_detail::kWholeLayouts) {
       for (const bool sums : {false, true}) {
-        load_kernel(norm::whole_kernel_of(type, norm_whole_layout(layout.lanes, layout.vectors,
-                                                                  16 / bytes_of(type), sums)));
+        load_kernel(norm::whole_kernel_of(
+            type, norm_whole_layout(layout.lanes, layout.vectors, 16 / bytes_of(type), sums)));
       }
     }
     for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));

@@ -32,11 +32,11 @@ WholeKernel find_whole_kernel(const NormWhole& whole, std::integer_sequence<int,
   return nullptr;
 }
 
-#define IKBO_NORM_WHOLE(T)                                                            \
-  template <>                                                                         \
-  WholeKernel whole_kernel<T>(const NormWhole& whole) {                               \
-    constexpr int kLayouts = static_cast<int>(norm_detail::kWholeLayouts.size());     \
-    return find_whole_kernel<T>(whole, std::make_integer_sequence<int, kLayouts>());  \
+#define IKBO_NORM_WHOLE(T)                                                           \
+  template <>                                                                        \
+  WholeKernel whole_kernel<T>(const NormWhole& whole) {                              \
+    constexpr int kLayouts = static_cast<int>(norm_detail::kWholeLayouts.size());    \
+    return find_whole_kernel<T>(whole, std::make_integer_sequence<int, kLayouts>()); \
   }
 
 }  // namespace ikbo::norm
