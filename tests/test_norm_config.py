@@ -208,7 +208,7 @@ def test_backward_of_whole_rows(
     assert json.loads(repr(config))["grid"] == config.rings.grid
     assert config.partials == max(config.rings.partials, whole.partials)
     if whole.apart:
-        assert rows * n <= 2**20 and rows <= 256
+        assert rows * n <= 2**20 and rows <= 128
     if mapping.looped or mapping.interleaved or groups > 1:
         assert not whole.has_kernel and not whole.apart
     if not whole.has_kernel:

@@ -91,8 +91,9 @@ inline NormWhole norm_whole(const NormProblemSize& p, const NormConfig& config, 
                             const DeviceLimits& device) {
   using norm_detail::ceil_div;
   constexpr int64_t kPacedBytes = int64_t{256} << 20;
-  // Up to here x and grad_y are read again in less time than a launch takes to follow another.
-  constexpr int64_t kApartRows = 256, kApartElements = int64_t{1} << 20;
+  // Up to here x and grad_y are read again in one trip to memory, in less time than a launch takes
+  // to follow another. (With 256 rows it takes as long.)
+  constexpr int64_t kApartRows = 128, kApartElements = int64_t{1} << 20;
   const NormMapping& m = config.mapping;
   NormWhole w{};
   if (m.looped || m.interleaved || p.groups > 1) return w;

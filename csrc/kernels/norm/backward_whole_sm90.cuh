@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(
       kMode >= 0 ? kMode & 1 : kLanes == 256 || (kTeamWarps == 16 && !kSums && kVectors != 3);
   constexpr bool kLate =
       kMode >= 0 ? (kMode & 2) != 0 : kSums && !kInWarp && !kLoadsStatistics && kVectors != 3;
-  constexpr bool kSpread = !kLate && !kInWarp && kVectors >= 3;
+  constexpr bool kDeferred = kClusters && kMode >= 0 && (kMode & 4);
+  constexpr bool kSpread = kDeferred && !kLate;
   static_assert(kTurnRows == kLayout.turn_rows() && kColumns == kLayout.cta_columns());
   extern __shared__ __align__(16) char shared_bytes[];
   __shared__ float of_warp[2][kTeams][kTeamWarps * kCount];
@@ -93,8 +94,16 @@ __global__ void __launch_bounds__(
   const auto load_all = [&](int stage, uint32_t first) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      const uint32_t row = row_of(first, r);
+      const int bytes = row < p.rows ? 16 : 0;
+      const char* const x = p.x + (uint64_t{row} * p.x_bytes + begin);
+      const char* const grad = p.grad_y + (uint64_t{row} * p.grad_y_bytes + begin);
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) load_vector(stage, first, r, v);
+      for (int v = 0; v < kVectors; ++v) {
+        const uint32_t to = places + stage * kStage + (r * kVectors + v) * 2 * kPlace;
+        hopper::copy_async_16_zero_filled(to, x + v * kLanes * 16, bytes);
+        hopper::copy_async_16_zero_filled(to + kPlace, grad + v * kLanes * 16, bytes);
+      }
     }
     end_load(stage, first);
   };
@@ -108,10 +117,6 @@ __global__ void __launch_bounds__(
       next_statistic = p.mean[row];
     }
   };
-#pragma unroll
-  for (int s = 0; s < kStages; ++s) load_all(s, first + s * step);
-  if constexpr (kLoadsStatistics) load_statistics(first);
-
   float weight[kPacked ? 1 : kVectors][kVector];
   Words<4> packed_weight[kPacked ? kVectors : 1];
 #pragma unroll
@@ -163,6 +168,10 @@ __global__ void __launch_bounds__(
       for (int q = 0; q < kQuads; ++q) slot(v, q) = {0.0f, 0.0f, 0.0f, 0.0f};
     }
   }
+#pragma unroll
+  for (int s = 0; s < kStages; ++s) load_all(s, first + s * step);
+  if constexpr (kLoadsStatistics) load_statistics(first);
+
   if (kClusters && cluster > 1) hopper::cluster_sync();
 
   const float per_column = 1.0f / static_cast<float>(kColumns * cluster);
@@ -185,12 +194,34 @@ __global__ void __launch_bounds__(
     }
     if constexpr (kLoadsStatistics) load_statistics(first + step);
 
+    const auto normalise = [&](float (&x)[kVector], int r) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        x[e] = kSums ? fmaf(x[e], rstd[r], -mean[r] * rstd[r]) : __fmul_rn(x[e], rstd[r]);
+      }
+    };
+    // The sums over rows.
+    const auto accumulate = [&](int v, const float (&xhat)[kVector], const float (&grad)[kVector]) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        if constexpr (kSums && !kSlots) bias_sums[v][e] += grad[e];
+        weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
+      }
+      if constexpr (kSlots) {
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          float4 sum = slot(v, q);
+          sum.x += grad[4 * q], sum.y += grad[4 * q + 1];
+          sum.z += grad[4 * q + 2], sum.w += grad[4 * q + 3];
+          slot(v, q) = sum;
+        }
+      }
+    };
     Words<4> x_words[kRows][kVectors], grad_words[kRows][kVectors];
     float sums[kCount];  // of each row that of g * xhat and then, if there are, that of g
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float along = 0.0f, sum = 0.0f;
-      const float shift = -mean[r] * rstd[r];
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const uint32_t from = places + stage * kStage + (r * kVectors + v) * 2 * kPlace;
@@ -199,33 +230,20 @@ __global__ void __launch_bounds__(
         float xhat[kVector], grad[kVector];
         unpack_words<T>(x_words[r][v], xhat);
         unpack_words<T>(grad_words[r][v], grad);
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          if constexpr (kSums && !kSlots) bias_sums[v][e] += grad[e];
-          xhat[e] = kSums ? fmaf(xhat[e], rstd[r], shift) : __fmul_rn(xhat[e], rstd[r]);
-          weight_sums[v][e] = fmaf(grad[e], xhat[e], weight_sums[v][e]);
-        }
-        if constexpr (kSlots) {
-#pragma unroll
-          for (int q = 0; q < kQuads; ++q) {
-            float4 sum = slot(v, q);
-            sum.x += grad[4 * q], sum.y += grad[4 * q + 1];
-            sum.z += grad[4 * q + 2], sum.w += grad[4 * q + 3];
-            slot(v, q) = sum;
-          }
-        }
+        normalise(xhat, r);
+        if constexpr (!kDeferred) accumulate(v, xhat, grad);
         weigh(v, grad);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
           along = fmaf(grad[e], xhat[e], along);
           if constexpr (kSums) sum += grad[e];
         }
-        if constexpr (kSpread) load_vector(stage, first + kStages * step, r, v);
+        if constexpr (kSpread && !kDeferred) load_vector(stage, first + kStages * step, r, v);
       }
       sums[kSums ? 2 * r : r] = along;
       if constexpr (kSums) sums[2 * r + 1] = sum;
     }
-    if constexpr (!kLate) {
+    if constexpr (!kLate && !kDeferred) {
       __syncwarp();  // all lanes have read the statistics
       kSpread ? end_load(stage, first + kStages * step) : load_all(stage, first + kStages * step);
     }
@@ -242,12 +260,14 @@ __global__ void __launch_bounds__(
       float* const parts = of_warp[buffer][team];
       if (lane % kPart == 0) parts[thread / 32 * kCount + lane / kPart] = each;
       hopper::barrier_wait(hopper::numbered(RowBarrier::kSums, team), kLanes);
-      const float all = sum_parts<kTeamWarps, kCount>(parts);
+      if (!kDeferred || cluster == 1 || thread < 32) {
+        const float all = sum_parts<kTeamWarps, kCount>(parts);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i] = __shfl_sync(0xffffffffu, all, i);
+        for (int i = 0; i < kCount; ++i) sums[i] = __shfl_sync(0xffffffffu, all, i);
+      }
+      hopper::Barrier& ready = of_cta_ready[buffer][team];
+      float4* const of_ctas = of_cta[buffer][team];
       if (kClusters && cluster > 1) {
-        hopper::Barrier& ready = of_cta_ready[buffer][team];
-        float4* const of_ctas = of_cta[buffer][team];
         if (thread < 32) {
           if (lane == 0) hopper::arrive_expect_bytes(ready, sizeof(float4) * cluster);
           if (lane < cluster) {
@@ -256,11 +276,35 @@ __global__ void __launch_bounds__(
           }
           __syncwarp();
         }
+      }
+      if constexpr (kDeferred) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          float xhat[kVector], grad[kVector];
+          const uint32_t from = places + stage * kStage + v * 2 * kPlace;
+          x_words[0][v] = read_shared(from);
+          grad_words[0][v] = read_shared(from + kPlace);
+          unpack_words<T>(x_words[0][v], xhat);
+          unpack_words<T>(grad_words[0][v], grad);
+          normalise(xhat, 0);
+          accumulate(v, xhat, grad);
+          if constexpr (kSpread) load_vector(stage, first + kStages * step, 0, v);
+        }
+        if constexpr (!kLate) {
+          __syncwarp();  // all lanes have read the statistics
+          end_load(stage, first + kStages * step);
+        }
+      }
+      if (kClusters && cluster > 1) {
         hopper::wait(ready, turn >> 1 & 1);
         const float4 part = of_ctas[lane & (cluster - 1)];
-        const float2 both = sum_lanes<kMaxWarps>(float2{part.x, part.y}, static_cast<int>(cluster));
-        sums[0] = both.x;
-        if constexpr (kSums) sums[1] = both.y;
+        const int width = static_cast<int>(cluster);
+        if constexpr (kSums) {
+          const float2 both = sum_lanes<kMaxWarps>(float2{part.x, part.y}, width);
+          sums[0] = both.x, sums[1] = both.y;
+        } else {
+          sums[0] = sum_lanes<kMaxWarps>(part.x, width);
+        }
       }
       ++turn;
     }
@@ -280,6 +324,10 @@ __global__ void __launch_bounds__(
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         float x[kVector], grad[kVector];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          asm volatile("" : "+r"(x_words[r][v].word[i]), "+r"(grad_words[r][v].word[i]));
+        }
         unpack_words<T>(x_words[r][v], x);
         unpack_words<T>(grad_words[r][v], grad);
         weigh(v, grad);
