@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(
   constexpr bool kDeferred = kClusters && kMode >= 0 && (kMode & 4);
   constexpr bool kSpread = kDeferred && !kLate;
   static_assert(kTurnRows == kLayout.turn_rows() && kColumns == kLayout.cta_columns());
-  extern __shared__ __align__(16) char shared_bytes[];
+  extern __shared__ __align__(128) char shared_bytes[];
   __shared__ float of_warp[2][kTeams][kTeamWarps * kCount];
   // rstd, then mean, of a turn's rows: each warp's own.
   constexpr int kStatistics = kTurnRows * (kSums ? 2 : 1);

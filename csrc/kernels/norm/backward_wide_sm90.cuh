@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(
   constexpr int kTeamWarps = kLanes / 32, kTeams = kLayout.teams, kThreads = kLanes * kTeams;
   constexpr int kStages = kLayout.stages, kColumns = kLayout.cta_columns();
   constexpr int kCount = kSums ? 2 : 1;
-  extern __shared__ __align__(16) char shared_bytes[];
+  extern __shared__ __align__(128) char shared_bytes[];
   __shared__ WideExchange<kTeamWarps, kCount, kStages> shared[kTeams];
 
   const int thread = threadIdx.x % kLanes, lane = threadIdx.x % 32;
