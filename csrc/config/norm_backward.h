@@ -68,7 +68,7 @@ inline constexpr std::array<NormWhole, 11> kWholeLayouts = {{
     {512, 1, 2, 16, 2, false},
     {512, 3, 1, 16, 4, false},
     {256, 4, 1, 16, 3, true},
-    {512, 4, 1, 16, 3, false},
+    {512, 4, 1, 16, 3, false},  // without this line such rows take rings
 }};
 
 }  // namespace norm_detail

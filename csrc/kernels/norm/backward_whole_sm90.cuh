@@ -12,7 +12,7 @@
 namespace ikbo::norm {
 
 // kSums: with sums of grad_y, as for a LayerNorm or a bias.
-template <class T, int kLanes, int kVectors, bool kSums, int kMode = -1>
+template <class T, int kLanes, int kVectors, bool kSums>
 __global__ void __launch_bounds__(
     32 * norm_whole_layout(kLanes, kVectors, 16 / sizeof(T), kSums).warps, 1)
     norm_backward_whole_sm90(const __grid_constant__ WholeBackward p) {
@@ -30,13 +30,11 @@ __global__ void __launch_bounds__(
   // Registers hold the weight in float, or in T where there are more columns a thread; and sums of
   // grad_y, or there is a place for them in shared memory.
   constexpr bool kPacked = whole_packs_weight(kLanes, kVectors), kSlots = kLayout.has_slots();
-  // TEMPORARY modes
-  constexpr bool kLoadsStatistics =
-      kMode >= 0 ? kMode & 1 : kLanes == 256 || (kTeamWarps == 16 && !kSums && kVectors != 3);
-  constexpr bool kLate =
-      kMode >= 0 ? (kMode & 2) != 0 : kSums && !kInWarp && !kLoadsStatistics && kVectors != 3;
-  constexpr bool kDeferred = kClusters && kMode >= 0 && (kMode & 4);
-  constexpr bool kSpread = kDeferred && !kLate;
+  // A turn's statistics come with its rows, or by a load a turn ahead. And a stage is filled again
+  // before the exchange of its row's sums, or last. Which is better was measured: up to a third
+  // depends on it where a team has many warps, which all wait for one another.
+  constexpr bool kLoadsStatistics = kLanes == 256 || (kTeamWarps == 16 && !kSums && kVectors != 3);
+  constexpr bool kLate = kSums && !kInWarp && !kLoadsStatistics && kVectors != 3;
   static_assert(kTurnRows == kLayout.turn_rows() && kColumns == kLayout.cta_columns());
   extern __shared__ __align__(128) char shared_bytes[];
   __shared__ float of_warp[2][kTeams][kTeamWarps * kCount];
@@ -73,25 +71,7 @@ __global__ void __launch_bounds__(
   constexpr int kPlace = 16 * kThreads, kStage = kLayout.stage_bytes();
   static_assert(kStage == kRows * kVectors * 2 * kPlace);
   const uint32_t places = hopper::shared_address(shared_bytes) + 16 * threadIdx.x;
-  const auto load_vector = [&](int stage, uint32_t first, int r, int v) {
-    const uint32_t row = row_of(first, r);
-    const int bytes = row < p.rows ? 16 : 0;
-    const uint32_t to = places + stage * kStage + (r * kVectors + v) * 2 * kPlace;
-    hopper::copy_async_16_zero_filled(
-        to, p.x + (uint64_t{row} * p.x_bytes + begin) + v * kLanes * 16, bytes);
-    hopper::copy_async_16_zero_filled(
-        to + kPlace, p.grad_y + (uint64_t{row} * p.grad_y_bytes + begin) + v * kLanes * 16, bytes);
-  };
-  const auto end_load = [&](int stage, uint32_t first) {
-    if (!kLoadsStatistics && lane < kStatistics) {
-      const float* const from = lane < kTurnRows ? p.rstd : p.mean;
-      const uint32_t row = first + lane % kTurnRows;
-      hopper::copy_async_4_or_zero(&statistics[stage][warp][lane], from + row,
-                                   row < p.rows && from != nullptr);
-    }
-    hopper::end_copy_group();
-  };
-  const auto load_all = [&](int stage, uint32_t first) {
+  const auto load = [&](int stage, uint32_t first) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint32_t row = row_of(first, r);
@@ -105,7 +85,13 @@ __global__ void __launch_bounds__(
         hopper::copy_async_16_zero_filled(to + kPlace, grad + v * kLanes * 16, bytes);
       }
     }
-    end_load(stage, first);
+    if (!kLoadsStatistics && lane < kStatistics) {
+      const float* const from = lane < kTurnRows ? p.rstd : p.mean;
+      const uint32_t row = first + lane % kTurnRows;
+      hopper::copy_async_4_or_zero(&statistics[stage][warp][lane], from + row,
+                                   row < p.rows && from != nullptr);
+    }
+    hopper::end_copy_group();
   };
   // In lane r rstd of row r, and behind all of them the means.
   [[maybe_unused]] float next_statistic = 0.0f;
@@ -169,7 +155,7 @@ __global__ void __launch_bounds__(
     }
   }
 #pragma unroll
-  for (int s = 0; s < kStages; ++s) load_all(s, first + s * step);
+  for (int s = 0; s < kStages; ++s) load(s, first + s * step);
   if constexpr (kLoadsStatistics) load_statistics(first);
 
   if (kClusters && cluster > 1) hopper::cluster_sync();
@@ -231,21 +217,20 @@ __global__ void __launch_bounds__(
         unpack_words<T>(x_words[r][v], xhat);
         unpack_words<T>(grad_words[r][v], grad);
         normalise(xhat, r);
-        if constexpr (!kDeferred) accumulate(v, xhat, grad);
+        accumulate(v, xhat, grad);
         weigh(v, grad);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
           along = fmaf(grad[e], xhat[e], along);
           if constexpr (kSums) sum += grad[e];
         }
-        if constexpr (kSpread && !kDeferred) load_vector(stage, first + kStages * step, r, v);
       }
       sums[kSums ? 2 * r : r] = along;
       if constexpr (kSums) sums[2 * r + 1] = sum;
     }
-    if constexpr (!kLate && !kDeferred) {
+    if constexpr (!kLate) {
       __syncwarp();  // all lanes have read the statistics
-      kSpread ? end_load(stage, first + kStages * step) : load_all(stage, first + kStages * step);
+      load(stage, first + kStages * step);
     }
 
     constexpr int kSumLanes = kInWarp ? kLanes : 32, kPart = kSumLanes / kCount;
@@ -260,11 +245,9 @@ __global__ void __launch_bounds__(
       float* const parts = of_warp[buffer][team];
       if (lane % kPart == 0) parts[thread / 32 * kCount + lane / kPart] = each;
       hopper::barrier_wait(hopper::numbered(RowBarrier::kSums, team), kLanes);
-      if (!kDeferred || cluster == 1 || thread < 32) {
-        const float all = sum_parts<kTeamWarps, kCount>(parts);
+      const float all = sum_parts<kTeamWarps, kCount>(parts);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) sums[i] = __shfl_sync(0xffffffffu, all, i);
-      }
+      for (int i = 0; i < kCount; ++i) sums[i] = __shfl_sync(0xffffffffu, all, i);
       hopper::Barrier& ready = of_cta_ready[buffer][team];
       float4* const of_ctas = of_cta[buffer][team];
       if (kClusters && cluster > 1) {
@@ -276,26 +259,6 @@ __global__ void __launch_bounds__(
           }
           __syncwarp();
         }
-      }
-      if constexpr (kDeferred) {
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          float xhat[kVector], grad[kVector];
-          const uint32_t from = places + stage * kStage + v * 2 * kPlace;
-          x_words[0][v] = read_shared(from);
-          grad_words[0][v] = read_shared(from + kPlace);
-          unpack_words<T>(x_words[0][v], xhat);
-          unpack_words<T>(grad_words[0][v], grad);
-          normalise(xhat, 0);
-          accumulate(v, xhat, grad);
-          if constexpr (kSpread) load_vector(stage, first + kStages * step, 0, v);
-        }
-        if constexpr (!kLate) {
-          __syncwarp();  // all lanes have read the statistics
-          end_load(stage, first + kStages * step);
-        }
-      }
-      if (kClusters && cluster > 1) {
         hopper::wait(ready, turn >> 1 & 1);
         const float4 part = of_ctas[lane & (cluster - 1)];
         const int width = static_cast<int>(cluster);
@@ -345,7 +308,7 @@ __global__ void __launch_bounds__(
     }
     if constexpr (kLate) {
       __syncwarp();  // all lanes have read the statistics
-      load_all(stage, first + kStages * step);
+      load(stage, first + kStages * step);
     }
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }

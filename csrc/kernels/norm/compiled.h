@@ -80,7 +80,6 @@ BackwardKernel backward_loose_kernel(int vectors, int lanes);
 // A layout's, with or without sums of grad_y.
 template <class T>
 WholeKernel whole_kernel(const NormWhole& whole);
-WholeKernel whole_mode(ElementType type, const NormWhole& whole, int mode);  // TEMPORARY
 
 #define IKBO_NORM_KERNELS(T)                                               \
   template <>                                                              \

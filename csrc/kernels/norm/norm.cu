@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
 #include <initializer_list>
 
 #include "hopper/dependent_launch.cuh"
@@ -137,11 +136,7 @@ void run_whole(const NormBackward& p, const NormWhole& whole, cudaStream_t strea
   shape.cluster = whole.cluster;
   shape.overlaps_previous = true;
   if (whole.lead > 0) clear(p.turns, stream);
-  WholeKernel kernel = whole_kernel_of(p.x.type, whole);
-  if (const char* mode = std::getenv("IKBO_NORM_MODE")) {  // TEMPORARY
-    if (WholeKernel other = whole_mode(p.x.type, whole, std::atoi(mode))) kernel = other;
-  }
-  launch(kernel, shape, stream, w);
+  launch(whole_kernel_of(p.x.type, whole), shape, stream, w);
 }
 
 // The sums over rows of `partials` partials.
@@ -233,9 +228,8 @@ void run_norm_backward(const NormBackward& p, const NormBackwardConfig& both, cu
         p.grad_residual.data == nullptr &&
         norm::all_of_type(p.x.type, {p.grad_y, p.grad_residual_out, p.grad_x}) &&
         norm::is_full({p.x, p.grad_y, p.grad_residual_out, p.grad_x}, p.rows, config);
-    const char* ring = std::getenv("IKBO_NORM_RING");  // TEMPORARY
-    const bool apart = both.whole.apart && whole && sums && p.grad_x.data != nullptr && !ring;
-    if (!apart && whole && norm::takes_whole(p, both.whole) && !ring) {
+    const bool apart = both.whole.apart && whole && sums && p.grad_x.data != nullptr;
+    if (!apart && whole && norm::takes_whole(p, both.whole)) {
       norm::run_whole(p, both.whole, stream);
       partials = both.whole.partials();
     } else {
