@@ -3,6 +3,7 @@
 
 #include "hopper/dependent_launch.cuh"
 #include "kernels/norm/compiled.h"
+#include "kernels/norm/direct.h"
 #include "kernels/norm/looped_sm90.cuh"
 #include "kernels/norm/norm.h"
 #include "launch/launch.h"
@@ -142,6 +143,7 @@ void clear(uint32_t* counter, cudaStream_t stream) {
 }  // namespace norm
 
 void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream) {
+  if (norm::run_direct(p, config, stream)) return;
   if (config.mapping.looped) {
     launch(norm::norm_forward_looped_sm90, norm::shape_of(config), stream, p,
            config.mapping.columns, config.groups);
@@ -210,6 +212,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
 }
 
 void load_norm() {
+  norm::load_direct();
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
     for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
