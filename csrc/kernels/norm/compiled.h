@@ -49,6 +49,10 @@ auto pick_loose(int vectors, int lanes, const Pick& pick) {
 
 template <class T>
 ForwardKernel forward_kernel(int vectors, bool in_warp, bool full);
+// Of whole aligned rows: norm_forward_plain_sm90 or, for all that isn't `plain`,
+// norm_forward_whole_sm90.
+template <class T>
+ForwardKernel forward_whole_kernel(int vectors, bool in_warp, bool plain, bool layer, bool early);
 // Of rows over warps, 3 or 4 vectors, full: norm_forward_overlapped_sm90.
 template <class T>
 ForwardKernel forward_overlapped_kernel(int vectors);
@@ -60,16 +64,19 @@ ForwardKernel forward_loose_kernel(int vectors, int lanes);
 template <class T>
 BackwardKernel backward_loose_kernel(int vectors, int lanes);
 
-#define IKBO_NORM_KERNELS(T)                                               \
-  template <>                                                              \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);   \
-  template <>                                                              \
-  ForwardKernel forward_overlapped_kernel<T>(int vectors);                 \
-  template <>                                                              \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes);           \
-  template <>                                                              \
-  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full); \
-  template <>                                                              \
+#define IKBO_NORM_KERNELS(T)                                                               \
+  template <>                                                                              \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                   \
+  template <>                                                                              \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool plain, bool layer, \
+                                        bool early);                                       \
+  template <>                                                                              \
+  ForwardKernel forward_overlapped_kernel<T>(int vectors);                                 \
+  template <>                                                                              \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes);                           \
+  template <>                                                                              \
+  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);                 \
+  template <>                                                                              \
   BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);
 IKBO_NORM_KERNELS(__nv_bfloat16)
 IKBO_NORM_KERNELS(__half)

@@ -5,6 +5,7 @@
 #include "kernels/norm/forward_loose_overlapped_sm90.cuh"
 #include "kernels/norm/forward_overlapped_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
+#include "kernels/norm/forward_whole_sm90.cuh"
 
 namespace ikbo::norm {
 
@@ -27,6 +28,28 @@ ForwardKernel forward_over_warps(int vectors) {
   });
 }
 
+// Rows over warps have up to 4 vectors a thread.
+template <class T>
+ForwardKernel forward_whole(int vectors, bool in_warp, bool plain, bool layer, bool early) {
+  const auto pick = [&](auto count, auto within) -> ForwardKernel {
+    if (!plain) return norm_forward_whole_sm90<T, count, within>;
+    if (layer) {
+      return early ? norm_forward_plain_sm90<T, count, within, true, true>
+                   : norm_forward_plain_sm90<T, count, within, true, false>;
+    }
+    return early ? norm_forward_plain_sm90<T, count, within, false, true>
+                 : norm_forward_plain_sm90<T, count, within, false, false>;
+  };
+  const auto pick_either = [&](auto count) {
+    return in_warp ? pick(count, std::true_type{}) : pick(count, std::false_type{});
+  };
+  if (vectors == 1) return pick_either(kNumber<1>);
+  if (vectors == 2) return pick_either(kNumber<2>);
+  if (vectors == 3) return pick_either(kNumber<3>);
+  if (vectors == 4) return pick_either(kNumber<4>);
+  return vectors == 5 ? pick(kNumber<5>, std::true_type{}) : pick(kNumber<9>, std::true_type{});
+}
+
 template <class T>
 ForwardKernel forward_loose(int vectors, int lanes) {
   if (lanes > 32) return norm_forward_loose_overlapped_sm90<T>;
@@ -42,6 +65,11 @@ ForwardKernel forward_loose(int vectors, int lanes) {
       return full ? forward_in_warp<T, true>(vectors) : forward_in_warp<T, false>(vectors);        \
     }                                                                                              \
     return full ? forward_over_warps<T, true>(vectors) : forward_over_warps<T, false>(vectors);    \
+  }                                                                                                \
+  template <>                                                                                      \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool plain, bool layer,         \
+                                        bool early) {                                              \
+    return forward_whole<T>(vectors, in_warp, plain, layer, early);                                \
   }                                                                                                \
   template <>                                                                                      \
   ForwardKernel forward_overlapped_kernel<T>(int vectors) {                                        \

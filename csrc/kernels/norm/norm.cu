@@ -3,7 +3,6 @@
 
 #include "hopper/dependent_launch.cuh"
 #include "kernels/norm/compiled.h"
-#include "kernels/norm/direct.h"
 #include "kernels/norm/looped_sm90.cuh"
 #include "kernels/norm/norm.h"
 #include "launch/launch.h"
@@ -64,13 +63,6 @@ __global__ void norm_clear_sm90(uint32_t* counter) {
   *counter = 0;
 }
 
-// To 16 bytes, and so are all rows.
-bool is_aligned(const NormMatrix& m, int64_t rows, int groups) {
-  return m.data == nullptr ||
-         (reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && (rows <= 1 || m.row_bytes % 16 == 0) &&
-          (groups <= 1 || m.group_bytes % 16 == 0));
-}
-
 // Whether all threads have all of their vectors whole and aligned.
 bool is_full(std::initializer_list<NormMatrix> operands, int64_t rows, const NormConfig& config) {
   return config.mapping.idle_slots() == 0 &&
@@ -101,6 +93,19 @@ ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) 
   return forward_loose_kernel<float>(vectors, lanes);
 }
 
+ForwardKernel forward_whole_kernel_of(ElementType type, const NormMapping& m, bool plain,
+                                      bool layer, bool early) {
+  const int vectors = m.thread_vectors;
+  const bool in_warp = m.in_warp();
+  if (type == ElementType::kBfloat16) {
+    return forward_whole_kernel<__nv_bfloat16>(vectors, in_warp, plain, layer, early);
+  }
+  if (type == ElementType::kFloat16) {
+    return forward_whole_kernel<__half>(vectors, in_warp, plain, layer, early);
+  }
+  return forward_whole_kernel<float>(vectors, in_warp, plain, layer, early);
+}
+
 BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes) {
   if (type == ElementType::kBfloat16) return backward_loose_kernel<__nv_bfloat16>(vectors, lanes);
   if (type == ElementType::kFloat16) return backward_loose_kernel<__half>(vectors, lanes);
@@ -111,6 +116,12 @@ BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, b
   if (type == ElementType::kBfloat16) return backward_kernel<__nv_bfloat16>(vectors, in_warp, full);
   if (type == ElementType::kFloat16) return backward_kernel<__half>(vectors, in_warp, full);
   return backward_kernel<float>(vectors, in_warp, full);
+}
+
+// What norm_forward_plain_sm90 takes.
+bool is_plain(const NormForward& p, const NormConfig& config) {
+  return config.groups == 1 && p.weight_offset == 0.0f && !p.residual.data && !p.quantizes() &&
+         all_of_type(p.x.type, {p.weight, p.bias, p.y});
 }
 
 // Of a problem whose rows are full.
@@ -143,7 +154,15 @@ void clear(uint32_t* counter, cudaStream_t stream) {
 }  // namespace norm
 
 void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream) {
-  if (norm::run_direct(p, config, stream)) return;
+  if (config.whole) {
+    const bool plain = norm::is_plain(p, config);
+    LaunchShape shape = norm::shape_of(config);
+    if (plain) shape.shared_bytes = 0;  // its registers hold weights
+    launch(norm::forward_whole_kernel_of(p.x.type, config.mapping, plain, p.layer,
+                                         config.keeps_parameters),
+           shape, stream, p, config);
+    return;
+  }
   if (config.mapping.looped) {
     launch(norm::norm_forward_looped_sm90, norm::shape_of(config), stream, p,
            config.mapping.columns, config.groups);
@@ -212,7 +231,6 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
 }
 
 void load_norm() {
-  norm::load_direct();
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
     for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
@@ -220,6 +238,19 @@ void load_norm() {
       for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
         load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes));
         load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
+      }
+    }
+    for (const int vectors : NormMapping::kThreadVectors) {
+      for (const int lanes : {32, 64}) {
+        NormMapping m{};
+        m.lanes = lanes;
+        m.thread_vectors = std::min(vectors, lanes > 32 ? NormMapping::kCtaThreadVectors : vectors);
+        for (const bool layer : {false, true}) {
+          for (const bool early : {false, true}) {
+            load_kernel(norm::forward_whole_kernel_of(type, m, true, layer, early));
+          }
+        }
+        load_kernel(norm::forward_whole_kernel_of(type, m, false, false, false));
       }
     }
     for (const int vectors : NormMapping::kThreadVectors) {

@@ -20,6 +20,13 @@ struct NormMatrix {
   ElementType type;
 };
 
+// To 16 bytes, and so are all rows.
+inline bool is_aligned(const NormMatrix& m, int64_t rows, int groups) {
+  return m.data == nullptr ||
+         (reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && (rows <= 1 || m.row_bytes % 16 == 0) &&
+          (groups <= 1 || m.group_bytes % 16 == 0));
+}
+
 // Of the types x has one, and every other operand x's or float32; beside an x in float32, any.
 struct NormForward {
   NormMatrix x, residual;   // normalised is x + residual

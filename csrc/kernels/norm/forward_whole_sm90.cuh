@@ -1,0 +1,206 @@
+// The forwards of rows of whole aligned vectors: a grid has threads for every row, and none of them
+// takes a second one. A thread's vectors go from global memory straight into its registers; what
+// covers memory's latency is many CTAs an SM, not stages. Of a row in a cluster the CTAs' loads are
+// on their way before they meet.
+//
+// Sums are added in the order of norm_forward_sm90, so the bits are the same.
+#pragma once
+
+#include "kernels/norm/forward_row.cuh"
+
+namespace ikbo::norm {
+
+// Which row a thread of a team has, and which of the row's threads it is.
+template <bool kInWarp>
+struct WholeRow {
+  uint32_t row;
+  int thread;
+  bool exists;  // threads without a row read the last one: all of a warp shuffle
+
+  __device__ WholeRow(uint32_t team, uint32_t rows, int lanes)
+      : row(team), thread(static_cast<int>(threadIdx.x)), exists(true) {
+    if constexpr (kInWarp) {
+      const int shift = __ffs(lanes) - 1;
+      row = team * (blockDim.x >> shift) + (threadIdx.x >> shift);
+      thread &= lanes - 1;
+      exists = row < rows;
+      row = min(row, rows - 1);
+    }
+  }
+};
+
+// A row's threads meet when sums are exchanged. Here the CTAs of a cluster arrive, so that by then
+// all of them run and have set up their barriers.
+__device__ inline void arrive_in_cluster(Exchange& shared, int cluster) {
+  if (cluster == 1) return;
+  if (threadIdx.x == 0) {
+    shared.init();
+    hopper::fence_barrier_init();
+  }
+  hopper::cluster_arrive();
+}
+
+// Registers a thread, which decide how many rows an SM works on. Those of 4 vectors: 32 warps.
+// Where weights are loaded early there are few rows.
+template <int kVectors, bool kInWarp, bool kLayer, bool kEarly>
+inline constexpr int kPlainRegisters =
+    kEarly         ? (kVectors > 5 ? 192 : 128)
+    : kVectors > 5 ? 128
+                   : (kInWarp && kLayer ? 40 : 32) + 8 * kVectors - (kVectors == 1 ? 8 : 0);
+
+// x, y, weight and bias of one type, as they are; no groups, no residual, nothing in fp8.
+// A row is kept packed and unpacked again in each pass.
+template <class T, int kVectors, bool kInWarp, bool kLayer, bool kEarly>
+__global__ void __maxnreg__((kPlainRegisters<kVectors, kInWarp, kLayer, kEarly>))
+    norm_forward_plain_sm90(const __grid_constant__ NormForward p,
+                            const __grid_constant__ NormConfig config) {
+  constexpr int kVector = 16 / sizeof(T);
+  __shared__ Exchange shared;
+  const NormMapping& m = config.mapping;
+  if constexpr (!kInWarp) arrive_in_cluster(shared, m.cluster);
+  begin(p, config);
+  hopper::allow_next_kernel();
+  const int rank = !kInWarp && m.cluster > 1 ? hopper::cluster_cta_rank() : 0;
+  const uint32_t team = !kInWarp && m.cluster > 1 ? hopper::cluster_index() : blockIdx.x;
+  const WholeRow<kInWarp> row(team, static_cast<uint32_t>(p.rows), m.lanes);
+
+  // Vectors lie `step` bytes from one another, from the first byte of a row that is the thread's.
+  const int step = 16 * m.lanes;
+  int first = (rank * kVectors * m.lanes + row.thread) * 16;
+  const auto row_of = [&](const NormMatrix& m) {
+    return static_cast<char*>(m.data) + row.row * m.row_bytes + first;
+  };
+  Words<4> x[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) x[v] = load_words<4>(row_of(p.x) + v * step);
+  const auto load_parameter = [&](const NormMatrix& m, int v, uint32_t absent) {
+    if (m.data == nullptr) return Words<4>{absent, absent, absent, absent};
+    return load_words<4>(static_cast<const char*>(m.data) + (first + v * step));
+  };
+  // All of them or, later, a vector ahead of the one at hand.
+  constexpr int kHeld = kEarly ? kVectors : 1;
+  Words<4> weight[kHeld], bias[kHeld];
+  const auto load_parameters = [&](int v) {
+    weight[v % kHeld] = load_parameter(p.weight, v, kOnes<T>);
+    bias[v % kHeld] = load_parameter(p.bias, v, kMinusZeros<T>);
+  };
+  if constexpr (kEarly) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) load_parameters(v);
+  }
+
+  const auto values_of = [&](int v, float (&values)[kVector]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(x[v].word[i]));
+    unpack_words<T>(x[v], values);
+  };
+  // As sum_of_elements().
+  const auto sum_over = [&](const auto& add) {
+    float sums[4] = {};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float values[kVector];
+      values_of(v, values);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sums[e % 4] = add(values[e], sums[e % 4]);
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  };
+  const int lanes = kInWarp ? m.lanes : 32;
+  constexpr float kPartColumns = 32.0f * kVectors * kVector;  // over warps: of a warp
+  float sum = 0.0f, mean = 0.0f;
+  if constexpr (kLayer) {
+    sum = sum_lanes(sum_over([](float value, float sum) { return sum + value; }), lanes);
+    mean = __fmul_rn(sum, kInWarp ? config.per_column : 1.0f / kPartColumns);
+  }
+  float squares = sum_over([&](float value, float sum) {
+    const float away = kLayer ? value - mean : value;
+    return fmaf(away, away, sum);
+  });
+  squares = sum_lanes(squares, lanes);
+  float of_row = mean, shift = 0.0f;
+  if constexpr (!kInWarp) {
+    uint32_t turn = 0;
+    const Moments merge{kLayer, false, config.per_cta_column, config.per_column};
+    const float4 whole =
+        exchange(shared, turn, m.cluster, {sum, squares, kPartColumns, mean}, merge, [&] {
+          if (m.cluster > 1) hopper::cluster_wait();
+        });
+    squares = whole.y;
+    if constexpr (kLayer) of_row = whole.w, shift = mean - of_row;
+  }
+  const float rstd = rsqrtf(fmaf(squares, config.per_column, p.eps));
+  if (row.thread == 0 && rank == 0 && row.exists) {
+    if (kLayer && p.mean) p.mean[row.row] = of_row;
+    if (p.rstd) p.rstd[row.row] = rstd;
+  }
+  shift *= rstd;
+
+  // Addresses are made anew, and not kept in registers.
+  asm volatile("" : "+r"(first));
+  char* const to = row_of(p.y);
+  if constexpr (!kEarly) load_parameters(0);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    float values[kVector], w[kVector], b[kVector];
+    unpack_words<T>(weight[v % kHeld], w);
+    unpack_words<T>(bias[v % kHeld], b);
+    // No load goes ahead of a store by itself.
+    if (!kEarly && v + 1 < kVectors) load_parameters(v + 1);
+    values_of(v, values);
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      if constexpr (kLayer) values[e] -= mean;
+      // Over warps a zero's sign is the sum's, as in ForwardRow.
+      values[e] = kInWarp ? values[e] * rstd : fmaf(values[e], rstd, shift);
+      values[e] = fmaf(values[e], w[e], b[e]);
+    }
+    if (row.exists) store_words<false>(to + v * step, pack_words<T>(values));
+  }
+}
+
+template <int kVectors, bool kInWarp>
+inline constexpr int kWholeRegisters = kVectors > 5   ? 192
+                                       : kVectors > 4 ? 128
+                                                      : 80;
+
+// All others.
+template <class T, int kVectors, bool kInWarp>
+__global__ void __maxnreg__((kWholeRegisters<kVectors, kInWarp>))
+    norm_forward_whole_sm90(const __grid_constant__ NormForward p,
+                            const __grid_constant__ NormConfig config) {
+  constexpr int kVector = 16 / sizeof(T);
+  using Row = ForwardRow<T, kVectors, kInWarp, true>;
+  extern __shared__ __align__(16) char kept[];
+  __shared__ Exchange shared;
+  const NormMapping& m = config.mapping;
+  if constexpr (!kInWarp) arrive_in_cluster(shared, m.cluster);
+  begin(p, config);
+  hopper::allow_next_kernel();
+  const Place place = Place::of_cta<kInWarp>(config);
+  const WholeRow<kInWarp> row(place.team, static_cast<uint32_t>(p.rows), m.lanes);
+  const typename Row::At at = Row::At::of_span(m, row.thread);
+  Row norm(p, config, at, shared, kept);
+
+  Words<4> x[kVectors];
+  const char* const from = Target(p.x, place).row(row.row);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) x[v] = load_words<4>(from + at.first(v) * sizeof(T));
+  norm.keep_parameters(place);
+  float values[kVectors][kVector];
+  const auto unpack = [&] {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) unpack_words<T>(x[v], values[v]);
+  };
+  if (p.residual.data) {
+    norm.add_residual(values, unpack, Target(p.residual, place).row(row.row), place, row.row,
+                      row.exists);
+  } else {
+    unpack();
+  }
+  norm.finish(values, place, row.row, row.exists, [&] {
+    if (m.cluster > 1) hopper::cluster_wait();
+  });
+}
+
+}  // namespace ikbo::norm
