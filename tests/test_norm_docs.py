@@ -31,8 +31,8 @@ def _cells(columns: int, backward: bool) -> list[str]:
         )
     else:
         where = f"{m.warps} warps" if m.cluster == 1 else f"{m.cluster} x {m.warps} warps"
-    if config.direct:
-        return [f"{m.lanes} x {m.thread_vectors}", where, "direct"]
+    if config.whole:
+        return [f"{m.lanes} x {m.thread_vectors}", where, "none"]
     per_sm = -(-config.grid // SMS)
     kilobytes = config.stage_bytes * config.stages * config.rings * per_sm / 1024
     ring = f"{config.rows_per_stage} x {config.stages}, {kilobytes:.0f} KB"

@@ -48,14 +48,11 @@ auto pick_loose(int vectors, int lanes, const Pick& pick) {
 }
 
 template <class T>
-ForwardKernel forward_kernel(int vectors, bool in_warp, bool full);
-// Of whole aligned rows: norm_forward_plain_sm90 or, for all that isn't `plain`,
-// norm_forward_whole_sm90.
+ForwardKernel forward_kernel(int vectors, bool in_warp);
+// Forwards of vectors at any address, up to 2, 4 or 9; of whole aligned rows:
+// norm_forward_plain_sm90 or, for all that isn't `plain`, norm_forward_whole_sm90.
 template <class T>
 ForwardKernel forward_whole_kernel(int vectors, bool in_warp, bool plain, bool layer, bool early);
-// Of rows over warps, 3 or 4 vectors, full: norm_forward_overlapped_sm90.
-template <class T>
-ForwardKernel forward_overlapped_kernel(int vectors);
 template <class T>
 BackwardKernel backward_kernel(int vectors, bool in_warp, bool full);
 // Of interleaved columns. `lanes` of a row, 8, 16, 32 or more.
@@ -66,12 +63,10 @@ BackwardKernel backward_loose_kernel(int vectors, int lanes);
 
 #define IKBO_NORM_KERNELS(T)                                                               \
   template <>                                                                              \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                   \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp);                              \
   template <>                                                                              \
   ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool plain, bool layer, \
                                         bool early);                                       \
-  template <>                                                                              \
-  ForwardKernel forward_overlapped_kernel<T>(int vectors);                                 \
   template <>                                                                              \
   ForwardKernel forward_loose_kernel<T>(int vectors, int lanes);                           \
   template <>                                                                              \

@@ -3,30 +3,10 @@
 
 #include "kernels/norm/compiled.h"
 #include "kernels/norm/forward_loose_overlapped_sm90.cuh"
-#include "kernels/norm/forward_overlapped_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
 #include "kernels/norm/forward_whole_sm90.cuh"
 
 namespace ikbo::norm {
-
-template <class T, bool kFull>
-ForwardKernel forward_in_warp(int vectors) {
-  if constexpr (kFull) {
-    if (vectors == 1) return norm_forward_sm90<T, 1, true, true>;
-    if (vectors == 3) return norm_forward_sm90<T, 3, true, true>;
-    if (vectors == 5) return norm_forward_sm90<T, 5, true, true>;
-  }
-  if (vectors <= 2) return norm_forward_sm90<T, 2, true, kFull>;
-  if (vectors <= 4) return norm_forward_sm90<T, 4, true, kFull>;
-  return norm_forward_sm90<T, 9, true, kFull>;
-}
-
-template <class T, bool kFull>
-ForwardKernel forward_over_warps(int vectors) {
-  return pick_over_warps<kFull>(vectors, [](auto count) -> ForwardKernel {
-    return norm_forward_sm90<T, count, false, kFull>;
-  });
-}
 
 // Rows over warps have up to 4 vectors a thread.
 template <class T>
@@ -58,26 +38,22 @@ ForwardKernel forward_loose(int vectors, int lanes) {
   });
 }
 
-#define IKBO_NORM_FORWARD(T)                                                                       \
-  template <>                                                                                      \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                          \
-    if (in_warp) {                                                                                 \
-      return full ? forward_in_warp<T, true>(vectors) : forward_in_warp<T, false>(vectors);        \
-    }                                                                                              \
-    return full ? forward_over_warps<T, true>(vectors) : forward_over_warps<T, false>(vectors);    \
-  }                                                                                                \
-  template <>                                                                                      \
-  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool plain, bool layer,         \
-                                        bool early) {                                              \
-    return forward_whole<T>(vectors, in_warp, plain, layer, early);                                \
-  }                                                                                                \
-  template <>                                                                                      \
-  ForwardKernel forward_overlapped_kernel<T>(int vectors) {                                        \
-    return vectors == 3 ? norm_forward_overlapped_sm90<T, 3> : norm_forward_overlapped_sm90<T, 4>; \
-  }                                                                                                \
-  template <>                                                                                      \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes) {                                  \
-    return forward_loose<T>(vectors, lanes);                                                       \
+#define IKBO_NORM_FORWARD(T)                                                               \
+  template <>                                                                              \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp) {                             \
+    if (in_warp && vectors > 4) return norm_forward_sm90<T, 9, true>;                      \
+    if (vectors > 2)                                                                       \
+      return in_warp ? norm_forward_sm90<T, 4, true> : norm_forward_sm90<T, 4, false>;     \
+    return in_warp ? norm_forward_sm90<T, 2, true> : norm_forward_sm90<T, 2, false>;       \
+  }                                                                                        \
+  template <>                                                                              \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool plain, bool layer, \
+                                        bool early) {                                      \
+    return forward_whole<T>(vectors, in_warp, plain, layer, early);                        \
+  }                                                                                        \
+  template <>                                                                              \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes) {                          \
+    return forward_loose<T>(vectors, lanes);                                               \
   }
 
 }  // namespace ikbo::norm

@@ -40,18 +40,20 @@ __device__ inline void arrive_in_cluster(Exchange& shared, int cluster) {
   hopper::cluster_arrive();
 }
 
-// Registers a thread, which decide how many rows an SM works on. Those of 4 vectors: 32 warps.
-// Where weights are loaded early there are few rows.
-template <int kVectors, bool kInWarp, bool kLayer, bool kEarly>
-inline constexpr int kPlainRegisters =
-    kEarly         ? (kVectors > 5 ? 192 : 128)
-    : kVectors > 5 ? 128
-                   : (kInWarp && kLayer ? 40 : 32) + 8 * kVectors - (kVectors == 1 ? 8 : 0);
+// Registers a thread, which decide how many rows an SM works on: 32 warps of those of 4 vectors,
+// but where these don't suffice. Where weights are loaded early there are few rows.
+template <class T, int kVectors, bool kInWarp, bool kLayer, bool kEarly>
+constexpr int plain_registers() {
+  if (kEarly) return kVectors > 5 ? 192 : 128;
+  if (kVectors > 5) return 128;
+  if (kVectors == 1) return 32;
+  return 32 + 8 * kVectors + (kInWarp && (kLayer || std::is_same_v<T, __half>) ? 8 : 0);
+}
 
 // x, y, weight and bias of one type, as they are; no groups, no residual, nothing in fp8.
 // A row is kept packed and unpacked again in each pass.
 template <class T, int kVectors, bool kInWarp, bool kLayer, bool kEarly>
-__global__ void __maxnreg__((kPlainRegisters<kVectors, kInWarp, kLayer, kEarly>))
+__global__ void __maxnreg__((plain_registers<T, kVectors, kInWarp, kLayer, kEarly>()))
     norm_forward_plain_sm90(const __grid_constant__ NormForward p,
                             const __grid_constant__ NormConfig config) {
   constexpr int kVector = 16 / sizeof(T);

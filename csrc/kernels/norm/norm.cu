@@ -75,16 +75,10 @@ bool all_of_type(ElementType type, std::initializer_list<NormMatrix> operands) {
                      [&](const NormMatrix& m) { return m.data == nullptr || m.type == type; });
 }
 
-ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
-  if (type == ElementType::kBfloat16) return forward_kernel<__nv_bfloat16>(vectors, in_warp, full);
-  if (type == ElementType::kFloat16) return forward_kernel<__half>(vectors, in_warp, full);
-  return forward_kernel<float>(vectors, in_warp, full);
-}
-
-ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
-  if (type == ElementType::kBfloat16) return forward_overlapped_kernel<__nv_bfloat16>(vectors);
-  if (type == ElementType::kFloat16) return forward_overlapped_kernel<__half>(vectors);
-  return forward_overlapped_kernel<float>(vectors);
+ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp) {
+  if (type == ElementType::kBfloat16) return forward_kernel<__nv_bfloat16>(vectors, in_warp);
+  if (type == ElementType::kFloat16) return forward_kernel<__half>(vectors, in_warp);
+  return forward_kernel<float>(vectors, in_warp);
 }
 
 ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) {
@@ -122,17 +116,6 @@ BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, b
 bool is_plain(const NormForward& p, const NormConfig& config) {
   return config.groups == 1 && p.weight_offset == 0.0f && !p.residual.data && !p.quantizes() &&
          all_of_type(p.x.type, {p.weight, p.bias, p.y});
-}
-
-// Of a problem whose rows are full.
-bool takes_overlapped(const NormForward& p, const NormConfig& config) {
-  const NormMapping& m = config.mapping;
-  const bool aligned_groups =
-      config.groups == 1 || (p.weight.group_bytes % 16 == 0 && p.bias.group_bytes % 16 == 0);
-  return m.lanes >= 3 * 32 && m.thread_vectors >= 3 && !config.direct &&
-         config.rows_per_stage == 1 && config.keeps_parameters && aligned_groups &&
-         p.residual.data == nullptr && all_of_type(p.x.type, {p.weight, p.bias}) &&
-         (p.row_scales ? !p.layer && p.bias.data == nullptr : p.scale || p.y.type == p.x.type);
 }
 
 LaunchShape shape_of(const NormConfig& config) {
@@ -177,18 +160,8 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
            config);
     return;
   }
-  // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
-  const bool full = norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
-                    (p.quantizes() || norm::is_full({p.y}, p.rows, config));
-  if (full && norm::takes_overlapped(p, config)) {
-    LaunchShape shape = norm::shape_of(config);
-    shape.block.x += 32;  // exchanges sums
-    launch(norm::forward_overlapped_kernel_of(p.x.type, m.thread_vectors), shape, stream, p,
-           config);
-    return;
-  }
-  launch(norm::forward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
-         norm::shape_of(config), stream, p, config);
+  launch(norm::forward_kernel_of(p.x.type, m.thread_vectors, m.in_warp()), norm::shape_of(config),
+         stream, p, config);
 }
 
 void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStream_t stream) {
@@ -233,7 +206,6 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
 void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
-    for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
     for (const int lanes : {8, 16, 32, 64}) {
       for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
         load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes));
@@ -255,8 +227,8 @@ void load_norm() {
     }
     for (const int vectors : NormMapping::kThreadVectors) {
       for (const bool in_warp : {false, true}) {
+        load_kernel(norm::forward_kernel_of(type, vectors, in_warp));
         for (const bool full : {false, true}) {
-          load_kernel(norm::forward_kernel_of(type, vectors, in_warp, full));
           load_kernel(norm::backward_kernel_of(type, vectors, in_warp, full));
         }
       }
