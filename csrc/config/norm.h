@@ -319,6 +319,9 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     const int64_t rows_per_cta = m.in_warp() ? m.warps * c.at_once : 1;
     c.whole = true;
     c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta) * m.cluster) * p.groups;
+    const int64_t resident = kWarpsAtOnce / m.warps * device.sm_count / m.cluster;
+    c.owners = static_cast<uint32_t>(
+        std::min(p.rows, std::max<int64_t>(m.cluster >= 4 ? resident * 10 / 11 : resident, 1)));
     c.keeps_parameters = int64_t{c.grid} * m.warps <= int64_t{kWarpsAtOnce} * device.sm_count;
     return c;
   }

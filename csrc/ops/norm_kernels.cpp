@@ -178,6 +178,7 @@ NormConfig config_of(NormPass pass, const NormProblem& p, std::initializer_list<
   if (has('o')) size.aligned = false;
   NormConfig c = norm_config(pass, size, device_limits(device));
   if (c.whole) {
+    c.lead = (has('a') ? 1 : 0) | (has('p') ? 2 : 0) | (has('g') ? 4 : 0);
     if (has('e')) c.keeps_parameters = true;
     if (has('n')) c.keeps_parameters = false;
     if (has('8') && c.mapping.in_warp()) {

@@ -87,17 +87,15 @@ ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) 
   return forward_loose_kernel<float>(vectors, lanes);
 }
 
-ForwardKernel forward_whole_kernel_of(ElementType type, const NormMapping& m, bool plain,
-                                      bool layer, bool early) {
-  const int vectors = m.thread_vectors;
-  const bool in_warp = m.in_warp();
+ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_warp, bool layer,
+                                      std::optional<PlainForm> form) {
   if (type == ElementType::kBfloat16) {
-    return forward_whole_kernel<__nv_bfloat16>(vectors, in_warp, plain, layer, early);
+    return forward_whole_kernel<__nv_bfloat16>(vectors, in_warp, layer, form);
   }
   if (type == ElementType::kFloat16) {
-    return forward_whole_kernel<__half>(vectors, in_warp, plain, layer, early);
+    return forward_whole_kernel<__half>(vectors, in_warp, layer, form);
   }
-  return forward_whole_kernel<float>(vectors, in_warp, plain, layer, early);
+  return forward_whole_kernel<float>(vectors, in_warp, layer, form);
 }
 
 BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes) {
@@ -112,10 +110,18 @@ BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, b
   return backward_kernel<float>(vectors, in_warp, full);
 }
 
-// What norm_forward_plain_sm90 takes.
-bool is_plain(const NormForward& p, const NormConfig& config) {
-  return config.groups == 1 && p.weight_offset == 0.0f && !p.residual.data && !p.quantizes() &&
-         all_of_type(p.x.type, {p.weight, p.bias, p.y});
+// Of whole rows: that of norm_forward_plain_sm90, if it takes them.
+std::optional<PlainForm> plain_form(const NormForward& p, const NormConfig& config) {
+  const int cluster = config.mapping.cluster;
+  if (config.lead & 4) return std::nullopt;
+  if (p.residual.data || (config.groups > 1 && cluster > 1) ||
+      !all_of_type(p.x.type, {p.weight, p.bias}) || (p.quantizes() && cluster > 1) ||
+      (!p.quantizes() && p.y.type != p.x.type)) {
+    return std::nullopt;
+  }
+  if (p.quantizes()) return PlainForm::kQuantizes;
+  if (cluster > 2 || (cluster == 2 && (config.lead & 2))) return PlainForm::kPersistent;
+  return config.keeps_parameters && cluster == 1 ? PlainForm::kEarly : PlainForm::kUsual;
 }
 
 LaunchShape shape_of(const NormConfig& config) {
@@ -138,12 +144,25 @@ void clear(uint32_t* counter, cudaStream_t stream) {
 
 void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream) {
   if (config.whole) {
-    const bool plain = norm::is_plain(p, config);
+    const NormMapping& m = config.mapping;
+    using norm::PlainForm;
+    const std::optional<PlainForm> form = norm::plain_form(p, config);
     LaunchShape shape = norm::shape_of(config);
-    if (plain) shape.shared_bytes = 0;  // its registers hold weights
-    launch(norm::forward_whole_kernel_of(p.x.type, config.mapping, plain, p.layer,
-                                         config.keeps_parameters),
-           shape, stream, p, config);
+    if (form) shape.shared_bytes = 0;
+    if (form == PlainForm::kPersistent) {
+      shape.grid.x = config.owners * m.cluster;
+      shape.shared_bytes = 2 * 16 * m.thread_vectors * m.lanes;
+    }
+    if (form == PlainForm::kUsual && m.cluster == 2) {
+      shape.grid.x /= 2;
+      shape.block.x *= 2;
+      shape.cluster = 1;
+    }
+    NormForward q = p;
+    if (q.weight_offset == 0.0f)
+      q.weight_offset = -0.0f;  // which changes no weight when it is added
+    launch(norm::forward_whole_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), p.layer, form),
+           shape, stream, q, config);
     return;
   }
   if (config.mapping.looped) {
@@ -213,21 +232,17 @@ void load_norm() {
       }
     }
     for (const int vectors : NormMapping::kThreadVectors) {
-      for (const int lanes : {32, 64}) {
-        NormMapping m{};
-        m.lanes = lanes;
-        m.thread_vectors = std::min(vectors, lanes > 32 ? NormMapping::kCtaThreadVectors : vectors);
-        for (const bool layer : {false, true}) {
-          for (const bool early : {false, true}) {
-            load_kernel(norm::forward_whole_kernel_of(type, m, true, layer, early));
-          }
-        }
-        load_kernel(norm::forward_whole_kernel_of(type, m, false, false, false));
-      }
-    }
-    for (const int vectors : NormMapping::kThreadVectors) {
       for (const bool in_warp : {false, true}) {
         load_kernel(norm::forward_kernel_of(type, vectors, in_warp));
+        for (const bool layer : {false, true}) {
+          using norm::PlainForm;
+          for (const std::optional<PlainForm> form :
+               {std::optional<PlainForm>(), std::optional(PlainForm::kUsual),
+                std::optional(PlainForm::kEarly), std::optional(PlainForm::kQuantizes),
+                std::optional(PlainForm::kPersistent)}) {
+            load_kernel(norm::forward_whole_kernel_of(type, vectors, in_warp, layer, form));
+          }
+        }
         for (const bool full : {false, true}) {
           load_kernel(norm::backward_kernel_of(type, vectors, in_warp, full));
         }
