@@ -264,8 +264,9 @@ struct NormProblemSize {
   // and residual; backward: x, grad_y, grad_residual_out.
   std::array<int, NormConfig::kMaxStaged> staged;
   bool bias_sums;  // backward: whether grad_bias is wanted
-  // Forward: whether all rows of x, the residual and the results begin at multiples of 16 bytes.
-  bool aligned;
+  // Forward: whether all rows of x, the residual and the results begin at multiples of 16 bytes,
+  // and whether norm_forward_plain_sm90 takes them without a mean.
+  bool aligned, halves;
 };
 
 namespace norm_detail {
@@ -311,17 +312,16 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.rows_per_stage = 1;
   c.rings = 1;
   c.bias_sums = !forward && p.bias_sums && !m.looped;
-  if (forward && p.aligned && !m.looped && m.idle_slots() == 0) {
+  // Both parts of a row for a cluster of two, of 4 vectors a thread, suit one CTA of 1024 threads.
+  const bool halves = p.halves && m.cluster == 2 && m.thread_vectors == 4;
+  if (forward && p.aligned && !m.looped && m.idle_slots() == 0 && (m.cluster == 1 || halves)) {
     // With weights on their way at once few rows are done in 0.55 to 0.75 of the time. With more
     // rows than run at a time, 32 warps an SM, others cover the wait and registers would be missed.
     constexpr int kWarpsAtOnce = 32;
     if (m.in_warp()) m.warps = NormConfig::kWholeWarps;
     const int64_t rows_per_cta = m.in_warp() ? m.warps * c.at_once : 1;
     c.whole = true;
-    c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta) * m.cluster) * p.groups;
-    const int64_t resident = kWarpsAtOnce / m.warps * device.sm_count / m.cluster;
-    c.owners = static_cast<uint32_t>(
-        std::min(p.rows, std::max<int64_t>(m.cluster >= 4 ? resident * 10 / 11 : resident, 1)));
+    c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * p.groups;
     c.keeps_parameters = int64_t{c.grid} * m.warps <= int64_t{kWarpsAtOnce} * device.sm_count;
     return c;
   }

@@ -158,10 +158,11 @@ float* data_of(const OptTensor& t) { return t ? t->mutable_data_ptr<float>() : n
 // `staged`: x, and what else goes through the kernel's ring. `results`: of the forward, in x's bits
 // or more.
 NormConfig config_of(NormPass pass, const NormProblem& p, std::initializer_list<NormMatrix> staged,
-                     std::initializer_list<NormMatrix> results, bool bias_sums, int device) {
+                     std::initializer_list<NormMatrix> results, bool bias_sums, bool halves,
+                     int device) {
   // Without groups nothing is launched.
   const int groups = static_cast<int>(std::max<int64_t>(p.groups, 1));
-  NormProblemSize size{p.rows, p.columns, groups, {}, bias_sums, true};
+  NormProblemSize size{p.rows, p.columns, groups, {}, bias_sums, true, halves};
   for (const auto& operands : {staged, results}) {
     for (const NormMatrix& m : operands) {
       size.aligned = size.aligned && is_aligned(m, p.rows, groups);
@@ -178,7 +179,6 @@ NormConfig config_of(NormPass pass, const NormProblem& p, std::initializer_list<
   if (has('o')) size.aligned = false;
   NormConfig c = norm_config(pass, size, device_limits(device));
   if (c.whole) {
-    c.lead = (has('a') ? 1 : 0) | (has('p') ? 2 : 0) | (has('g') ? 4 : 0);
     if (has('e')) c.keeps_parameters = true;
     if (has('n')) c.keeps_parameters = false;
     if (has('8') && c.mapping.in_warp()) {
@@ -215,9 +215,9 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   f.weight_offset = static_cast<float>(p.weight_offset);
   f.layer = p.kind == NormKind::kLayer;
   // Vectors of y in fp8 need less, which rows of whole vectors have.
-  const NormConfig config =
-      config_of(NormPass::kForward, p, {f.x, f.residual},
-                {f.residual_out, f.quantizes() ? NormMatrix{} : f.y}, false, device);
+  const NormConfig config = config_of(NormPass::kForward, p, {f.x, f.residual},
+                                      {f.residual_out, f.quantizes() ? NormMatrix{} : f.y}, false,
+                                      p.groups == 1 && !f.layer && f.is_plain(), device);
   paths.kernel(config);
   if (p.rows * p.groups == 0) return true;
   OptTensor counter;
@@ -250,7 +250,7 @@ bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwa
   b.rows = p.rows;
   b.weight_offset = static_cast<float>(p.weight_offset);
   const NormConfig config = config_of(NormPass::kBackward, p, {b.x, b.grad_y, b.grad_residual_out},
-                                      {}, grads.bias.has_value(), device);
+                                      {}, grads.bias.has_value(), false, device);
   paths.kernel(config);
   if (p.groups == 0) return true;
   const auto partials = [&](const OptTensor& grad) -> OptTensor {

@@ -3,32 +3,35 @@
 
 #include "kernels/norm/compiled.h"
 #include "kernels/norm/forward_loose_overlapped_sm90.cuh"
+#include "kernels/norm/forward_overlapped_sm90.cuh"
+#include "kernels/norm/forward_quant_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
 #include "kernels/norm/forward_whole_sm90.cuh"
 
 namespace ikbo::norm {
 
+template <class T, int kVectors, bool kInWarp, bool kLayer>
+ForwardKernel forward_plain(WholeForm form) {
+  if constexpr (!kLayer) {
+    constexpr auto kHeads = WholeForm::kHeads, kHalves = WholeForm::kHalves;
+    if (form == kHeads) return norm_forward_plain_sm90<T, kVectors, kInWarp, false, kHeads>;
+    if constexpr (kVectors == 4 && !kInWarp) {
+      if (form == kHalves) return norm_forward_plain_sm90<T, kVectors, false, false, kHalves>;
+    }
+  }
+  if (form == WholeForm::kQuant) return norm_forward_quant_sm90<T, kVectors, kInWarp, kLayer>;
+  return form == WholeForm::kEarly
+             ? norm_forward_plain_sm90<T, kVectors, kInWarp, kLayer, WholeForm::kEarly>
+             : norm_forward_plain_sm90<T, kVectors, kInWarp, kLayer, WholeForm::kPlain>;
+}
+
 // Rows over warps have up to 4 vectors a thread.
 template <class T>
-ForwardKernel forward_whole(int vectors, bool in_warp, bool layer, std::optional<PlainForm> form) {
-  const auto pick_plain = [&](auto count, auto within, auto of_layer) -> ForwardKernel {
-    if (form == PlainForm::kEarly) {
-      return norm_forward_plain_sm90<T, count, within, of_layer, PlainForm::kEarly>;
-    }
-    if (form == PlainForm::kQuantizes) {
-      return norm_forward_plain_sm90<T, count, within, of_layer, PlainForm::kQuantizes>;
-    }
-    if constexpr (!within) {
-      if (form == PlainForm::kPersistent) {
-        return norm_forward_plain_sm90<T, count, within, of_layer, PlainForm::kPersistent>;
-      }
-    }
-    return norm_forward_plain_sm90<T, count, within, of_layer, PlainForm::kUsual>;
-  };
+ForwardKernel forward_whole(int vectors, bool in_warp, bool layer, WholeForm form) {
   const auto pick = [&](auto count, auto within) -> ForwardKernel {
-    if (!form) return norm_forward_whole_sm90<T, count, within>;
-    return layer ? pick_plain(count, within, std::true_type{})
-                 : pick_plain(count, within, std::false_type{});
+    if (form == WholeForm::kGeneral) return norm_forward_whole_sm90<T, count, within>;
+    return layer ? forward_plain<T, count, within, true>(form)
+                 : forward_plain<T, count, within, false>(form);
   };
   const auto pick_either = [&](auto count) {
     return in_warp ? pick(count, std::true_type{}) : pick(count, std::false_type{});
@@ -41,6 +44,17 @@ ForwardKernel forward_whole(int vectors, bool in_warp, bool layer, std::optional
 }
 
 template <class T>
+ForwardKernel forward_at_any_address(int vectors, bool in_warp) {
+  if (in_warp && vectors > 4) return norm_forward_sm90<T, 9, true, false>;
+  if (in_warp) {
+    return vectors > 2 ? norm_forward_sm90<T, 4, true, false>
+                       : norm_forward_sm90<T, 2, true, false>;
+  }
+  return vectors > 2 ? norm_forward_sm90<T, 4, false, false>
+                     : norm_forward_sm90<T, 2, false, false>;
+}
+
+template <class T>
 ForwardKernel forward_loose(int vectors, int lanes) {
   if (lanes > 32) return norm_forward_loose_overlapped_sm90<T>;
   return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
@@ -48,22 +62,24 @@ ForwardKernel forward_loose(int vectors, int lanes) {
   });
 }
 
-#define IKBO_NORM_FORWARD(T)                                                           \
-  template <>                                                                          \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp) {                         \
-    if (in_warp && vectors > 4) return norm_forward_sm90<T, 9, true>;                  \
-    if (vectors > 2)                                                                   \
-      return in_warp ? norm_forward_sm90<T, 4, true> : norm_forward_sm90<T, 4, false>; \
-    return in_warp ? norm_forward_sm90<T, 2, true> : norm_forward_sm90<T, 2, false>;   \
-  }                                                                                    \
-  template <>                                                                          \
-  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer,         \
-                                        std::optional<PlainForm> form) {               \
-    return forward_whole<T>(vectors, in_warp, layer, form);                            \
-  }                                                                                    \
-  template <>                                                                          \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes) {                      \
-    return forward_loose<T>(vectors, lanes);                                           \
+#define IKBO_NORM_FORWARD(T)                                                                       \
+  template <>                                                                                      \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                          \
+    if (!full) return forward_at_any_address<T>(vectors, in_warp);                                 \
+    return vectors == 3 ? norm_forward_sm90<T, 3, false, true>                                     \
+                        : norm_forward_sm90<T, 4, false, true>;                                    \
+  }                                                                                                \
+  template <>                                                                                      \
+  ForwardKernel forward_overlapped_kernel<T>(int vectors) {                                        \
+    return vectors == 3 ? norm_forward_overlapped_sm90<T, 3> : norm_forward_overlapped_sm90<T, 4>; \
+  }                                                                                                \
+  template <>                                                                                      \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form) {   \
+    return forward_whole<T>(vectors, in_warp, layer, form);                                        \
+  }                                                                                                \
+  template <>                                                                                      \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes) {                                  \
+    return forward_loose<T>(vectors, lanes);                                                       \
   }
 
 }  // namespace ikbo::norm

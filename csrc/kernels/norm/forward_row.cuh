@@ -29,8 +29,8 @@ struct Moments {
   }
 };
 
-// Whether a row's largest result, of rows over warps, is known with its sums: that of x * weight,
-// times rstd. Else it takes an exchange of its own.
+// Whether a row's largest result is known with its sums: that of x * weight, times rstd. Else it
+// takes an exchange of its own.
 __device__ inline bool scales_early(const NormForward& p) {
   return p.row_scales && !p.layer && p.bias.data == nullptr;
 }
@@ -88,8 +88,9 @@ __device__ inline float sum_of_elements(const float (&values)[kVectors][kVector]
 }
 
 // The variance takes its two passes over registers. Over several warps and CTAs the parts' means
-// and squared deviations are merged, in one exchange. kFull: as Columns'.
-template <class T, int kVectors, bool kInWarp, bool kFull>
+// and squared deviations are merged, in one exchange. kFull: as Columns'. kRing: of persistent
+// CTAs.
+template <class T, int kVectors, bool kInWarp, bool kFull, bool kRing>
 struct ForwardRow {
   static constexpr int kVector = 16 / sizeof(T);
   using At = Columns<kVectors, kVector, kInWarp, kFull>;
@@ -140,8 +141,8 @@ struct ForwardRow {
     });
     if (!p.residual_out.data) return;
     with_type<T>(p.residual_out.type, [&](auto zero) {
-      at.template store_row<decltype(zero), !kFull>(Target(p.residual_out, here).row(row), values,
-                                                    has_row);
+      at.template store_row<decltype(zero), kRing>(Target(p.residual_out, here).row(row), values,
+                                                   has_row);
     });
   }
 
@@ -171,10 +172,22 @@ struct ForwardRow {
         sum_of_elements(values, [](float value, float sum) { return fmaf(value, value, sum); });
     squares = sum_lanes(squares, lanes);
     float away = 0.0f;  // of the mean that values are deviations from, from the row's
+    const bool early = scales_early(p);
+    if (early) {
+      with_parameters(here, [&](int v, const float (&w)[kVector], const float (&)[kVector]) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+          values[v][e] = __fmul_rn(values[v][e], w[e]);
+          part_sum = max_or_nan(part_sum, fabsf(values[v][e]));
+        }
+      });
+      part_sum = max_lanes(part_sum, lanes);
+    }
     if constexpr (!kInWarp) {
-      const Moments merge{p.layer, false, config.per_cta_column, per_column};
+      const Moments merge{p.layer, early, config.per_cta_column, per_column};
       const float4 whole = exchange(shared, turn, here.cluster,
                                     {part_sum, squares, part_columns, mean}, merge, between);
+      part_sum = whole.x;
       squares = whole.y;
       away = mean - whole.w;
       mean = whole.w;
@@ -189,6 +202,18 @@ struct ForwardRow {
     };
     tell(p.mean, mean);
     tell(p.rstd, rstd);
+    if (early) {
+      const float scale = scale_of_row(part_sum * rstd), factor = scaled_root(rstd, scale);
+      tell(p.row_scales, scale);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) values[v][e] = __fmul_rn(values[v][e], factor);
+      }
+      at.recomputed().template store_row<E4m3, kRing>(Target(p.y, here, 1).row(row), values,
+                                                      has_row);
+      return;
+    }
 
     const float shift = away * rstd;
 #pragma unroll
@@ -208,7 +233,7 @@ struct ForwardRow {
     const Target y(p.y, here, p.quantizes() ? 1 : size_of(p.y.type));
     if (!p.quantizes()) {
       with_type<T>(p.y.type, [&](auto zero) {
-        now.template store_row<decltype(zero), !kFull>(y.row(row), values, has_row);
+        now.template store_row<decltype(zero), kRing>(y.row(row), values, has_row);
       });
       return;
     }
@@ -237,7 +262,7 @@ struct ForwardRow {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) values[v][e] *= per_scale;
     }
-    now.template store_row<E4m3, !kFull>(y.row(row), values, has_row);
+    now.template store_row<E4m3, kRing>(y.row(row), values, has_row);
   }
 
  private:
@@ -300,7 +325,7 @@ struct ForwardRow {
       }
     };
     // Without a choice of types between them the loads of all vectors are on their way at once.
-    if (kFull && is_of_type(p.weight) && is_of_type(p.bias)) {
+    if (!kRing && is_of_type(p.weight) && is_of_type(p.bias)) {
       load_all([&](const NormMatrix& m, const Target& from, int v, float (&values)[kVector]) {
         if (m.data) now.template load<T>(from.data, v, values);
       });

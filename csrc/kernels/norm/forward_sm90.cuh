@@ -20,7 +20,7 @@ inline constexpr int kForwardThreads = norm_max_threads(NormPass::kForward, kVec
 template <int kVectors, bool kInWarp>
 inline constexpr int kForwardCtas = kVectors > 5 || !kInWarp ? 1 : 2;
 
-template <class T, int kVectors, bool kInWarp>
+template <class T, int kVectors, bool kInWarp, bool kFull>
 __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
                                   kForwardCtas<kVectors, kInWarp>)
     norm_forward_sm90(const __grid_constant__ NormForward p,
@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
   const Place place = Place::of_cta<kInWarp>(config);
   const int lanes = kInWarp ? m.lanes : 32;  // of a warp that a row has
   const int mine = kInWarp ? lane >> (__ffs(lanes) - 1) : 0;
-  using At = Columns<kVectors, kVector, kInWarp, false>;
+  using At = Columns<kVectors, kVector, kInWarp, kFull>;
   const At at = At::of_span(m, kInWarp ? lane & (lanes - 1) : static_cast<int>(threadIdx.x));
-  Ring<kInWarp, false> ring{config,
+  Ring<kInWarp, kFull> ring{config,
                             static_cast<uint32_t>(p.rows),
                             operands[ring_index],
                             p.residual.data ? 2 : 1,
@@ -71,8 +71,8 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
     __syncthreads();
   }
 
-  ForwardRow<T, kVectors, kInWarp, false> of_row(p, config, at, shared,
-                                                 shared_bytes + config.ring_bytes());
+  ForwardRow<T, kVectors, kInWarp, kFull, true> of_row(p, config, at, shared,
+                                                       shared_bytes + config.ring_bytes());
   of_row.keep_parameters(place);
   const int at_once = kInWarp ? config.at_once : 1;
 
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
         at.template load_row<T>(Target(p.x, here).row(row), values);
       } else {
         at.template load_row<T>(
-            staged[0].template in_stage<false>(ring.stage(), first_row, in_stage), values);
+            staged[0].template in_stage<kFull>(ring.stage(), first_row, in_stage), values);
       }
       if (p.residual.data) {
         // Apart, as x.
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors, kInWarp>,
           of_row.add_residual(values, [] {}, Target(p.residual, here).row(row), here, row, has_row);
         } else {
           of_row.add_residual(
-              values, [] {}, staged[1].template in_stage<false>(ring.stage(), first_row, in_stage),
+              values, [] {}, staged[1].template in_stage<kFull>(ring.stage(), first_row, in_stage),
               here, row, has_row);
         }
       }

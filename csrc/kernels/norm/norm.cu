@@ -75,10 +75,16 @@ bool all_of_type(ElementType type, std::initializer_list<NormMatrix> operands) {
                      [&](const NormMatrix& m) { return m.data == nullptr || m.type == type; });
 }
 
-ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp) {
-  if (type == ElementType::kBfloat16) return forward_kernel<__nv_bfloat16>(vectors, in_warp);
-  if (type == ElementType::kFloat16) return forward_kernel<__half>(vectors, in_warp);
-  return forward_kernel<float>(vectors, in_warp);
+ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
+  if (type == ElementType::kBfloat16) return forward_kernel<__nv_bfloat16>(vectors, in_warp, full);
+  if (type == ElementType::kFloat16) return forward_kernel<__half>(vectors, in_warp, full);
+  return forward_kernel<float>(vectors, in_warp, full);
+}
+
+ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
+  if (type == ElementType::kBfloat16) return forward_overlapped_kernel<__nv_bfloat16>(vectors);
+  if (type == ElementType::kFloat16) return forward_overlapped_kernel<__half>(vectors);
+  return forward_overlapped_kernel<float>(vectors);
 }
 
 ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) {
@@ -88,7 +94,7 @@ ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) 
 }
 
 ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_warp, bool layer,
-                                      std::optional<PlainForm> form) {
+                                      WholeForm form) {
   if (type == ElementType::kBfloat16) {
     return forward_whole_kernel<__nv_bfloat16>(vectors, in_warp, layer, form);
   }
@@ -110,18 +116,29 @@ BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, b
   return backward_kernel<float>(vectors, in_warp, full);
 }
 
-// Of whole rows: that of norm_forward_plain_sm90, if it takes them.
-std::optional<PlainForm> plain_form(const NormForward& p, const NormConfig& config) {
-  const int cluster = config.mapping.cluster;
-  if (config.lead & 4) return std::nullopt;
-  if (p.residual.data || (config.groups > 1 && cluster > 1) ||
-      !all_of_type(p.x.type, {p.weight, p.bias}) || (p.quantizes() && cluster > 1) ||
-      (!p.quantizes() && p.y.type != p.x.type)) {
-    return std::nullopt;
+// Of whole rows.
+WholeForm whole_form(const NormForward& p, const NormConfig& config) {
+  if (p.residual.data || !all_of_type(p.x.type, {p.weight, p.bias})) return WholeForm::kGeneral;
+  const bool as_it_is = config.groups == 1 && p.weight_offset == 0.0f;
+  if (p.quantizes()) {
+    return as_it_is && p.row_scales && (p.layer || !p.bias.data) ? WholeForm::kQuant
+                                                                 : WholeForm::kGeneral;
   }
-  if (p.quantizes()) return PlainForm::kQuantizes;
-  if (cluster > 2 || (cluster == 2 && (config.lead & 2))) return PlainForm::kPersistent;
-  return config.keeps_parameters && cluster == 1 ? PlainForm::kEarly : PlainForm::kUsual;
+  if (p.y.type != p.x.type) return WholeForm::kGeneral;
+  if (config.mapping.cluster == 2) return WholeForm::kHalves;
+  if (as_it_is) return config.keeps_parameters ? WholeForm::kEarly : WholeForm::kPlain;
+  return p.layer ? WholeForm::kGeneral : WholeForm::kHeads;
+}
+
+// Of a problem whose rows are full.
+bool takes_overlapped(const NormForward& p, const NormConfig& config) {
+  const NormMapping& m = config.mapping;
+  const bool aligned_groups =
+      config.groups == 1 || (p.weight.group_bytes % 16 == 0 && p.bias.group_bytes % 16 == 0);
+  return m.lanes >= 3 * 32 && m.thread_vectors >= 3 && !config.direct &&
+         config.rows_per_stage == 1 && config.keeps_parameters && aligned_groups &&
+         p.residual.data == nullptr && all_of_type(p.x.type, {p.weight, p.bias}) &&
+         (p.row_scales ? !p.layer && p.bias.data == nullptr : p.scale || p.y.type == p.x.type);
 }
 
 LaunchShape shape_of(const NormConfig& config) {
@@ -131,6 +148,20 @@ LaunchShape shape_of(const NormConfig& config) {
   shape.cluster = config.mapping.cluster;
   shape.overlaps_previous = !config.mapping.looped;
   return shape;
+}
+
+void run_whole(NormForward p, const NormConfig& config, cudaStream_t stream) {
+  const NormMapping& m = config.mapping;
+  const WholeForm form = whole_form(p, config);
+  LaunchShape shape = shape_of(config);
+  if (form != WholeForm::kGeneral) shape.shared_bytes = 0;
+  if (form == WholeForm::kHalves) {
+    shape.block.x *= 2;
+    shape.cluster = 1;
+  }
+  if (p.weight_offset == 0.0f) p.weight_offset = -0.0f;  // changes no weight that it is added to
+  launch(forward_whole_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), p.layer, form), shape,
+         stream, p, config);
 }
 
 void clear(uint32_t* counter, cudaStream_t stream) {
@@ -144,25 +175,7 @@ void clear(uint32_t* counter, cudaStream_t stream) {
 
 void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream) {
   if (config.whole) {
-    const NormMapping& m = config.mapping;
-    using norm::PlainForm;
-    const std::optional<PlainForm> form = norm::plain_form(p, config);
-    LaunchShape shape = norm::shape_of(config);
-    if (form) shape.shared_bytes = 0;
-    if (form == PlainForm::kPersistent) {
-      shape.grid.x = config.owners * m.cluster;
-      shape.shared_bytes = 2 * 16 * m.thread_vectors * m.lanes;
-    }
-    if (form == PlainForm::kUsual && m.cluster == 2) {
-      shape.grid.x /= 2;
-      shape.block.x *= 2;
-      shape.cluster = 1;
-    }
-    NormForward q = p;
-    if (q.weight_offset == 0.0f)
-      q.weight_offset = -0.0f;  // which changes no weight when it is added
-    launch(norm::forward_whole_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), p.layer, form),
-           shape, stream, q, config);
+    norm::run_whole(p, config, stream);
     return;
   }
   if (config.mapping.looped) {
@@ -179,8 +192,19 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
            config);
     return;
   }
-  launch(norm::forward_kernel_of(p.x.type, m.thread_vectors, m.in_warp()), norm::shape_of(config),
-         stream, p, config);
+  // Aligned rows are here if they are clusters'.
+  const bool full = m.cluster > 1 &&
+                    norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
+                    (p.quantizes() || norm::is_full({p.y}, p.rows, config));
+  if (full && norm::takes_overlapped(p, config)) {
+    LaunchShape shape = norm::shape_of(config);
+    shape.block.x += 32;  // exchanges sums
+    launch(norm::forward_overlapped_kernel_of(p.x.type, m.thread_vectors), shape, stream, p,
+           config);
+    return;
+  }
+  launch(norm::forward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
+         norm::shape_of(config), stream, p, config);
 }
 
 void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStream_t stream) {
@@ -225,6 +249,7 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
 void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
+    for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
     for (const int lanes : {8, 16, 32, 64}) {
       for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
         load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes));
@@ -233,17 +258,14 @@ void load_norm() {
     }
     for (const int vectors : NormMapping::kThreadVectors) {
       for (const bool in_warp : {false, true}) {
-        load_kernel(norm::forward_kernel_of(type, vectors, in_warp));
-        for (const bool layer : {false, true}) {
-          using norm::PlainForm;
-          for (const std::optional<PlainForm> form :
-               {std::optional<PlainForm>(), std::optional(PlainForm::kUsual),
-                std::optional(PlainForm::kEarly), std::optional(PlainForm::kQuantizes),
-                std::optional(PlainForm::kPersistent)}) {
+        using enum norm::WholeForm;
+        for (const auto form : {kGeneral, kPlain, kEarly, kHeads, kHalves, kQuant}) {
+          for (const bool layer : {false, true}) {
             load_kernel(norm::forward_whole_kernel_of(type, vectors, in_warp, layer, form));
           }
         }
         for (const bool full : {false, true}) {
+          load_kernel(norm::forward_kernel_of(type, vectors, in_warp, full));
           load_kernel(norm::backward_kernel_of(type, vectors, in_warp, full));
         }
       }

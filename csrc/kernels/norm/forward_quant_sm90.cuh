@@ -1,0 +1,140 @@
+// The forward of whole aligned rows with y in e4m3: as norm_forward_plain_sm90, but a thread has
+// registers for its results in fp32, which wait there for the row's scale.
+//
+// A row without a bias and a mean needs one exchange: its largest |x * weight| travels with the
+// sum. Weights are loaded with x then.
+#pragma once
+
+#include "kernels/norm/forward_whole_sm90.cuh"
+
+namespace ikbo::norm {
+
+template <int kVectors, bool kLayer>
+inline constexpr int kQuantRegisters = kVectors > 5   ? 168
+                                       : kVectors > 4 ? 96
+                                       : kVectors > 3 ? 64
+                                                      : 56;
+
+template <class T, int kVectors, bool kInWarp, bool kLayer>
+__global__ void __maxnreg__((kQuantRegisters<kVectors, kLayer>))
+    norm_forward_quant_sm90(const __grid_constant__ NormForward p,
+                            const __grid_constant__ NormConfig config) {
+  constexpr int kVector = 16 / sizeof(T);
+  __shared__ Exchange shared;
+  const NormMapping& m = config.mapping;
+  begin(p, config);
+  hopper::allow_next_kernel();
+  const WholeRow<kInWarp> row(blockIdx.x, static_cast<uint32_t>(p.rows), m.lanes);
+  const int step = m.lanes * kVector;
+  int first = row.thread * kVector;  // element of a row
+
+  float values[kVectors][kVector];
+  const auto load = [&](const NormMatrix& m, uint32_t row, int v) {
+    return load_words<4>(static_cast<const char*>(m.data) + row * m.row_bytes +
+                         (first + v * step) * static_cast<int>(sizeof(T)));
+  };
+  const auto parameter = [&](const NormMatrix& m, int v, uint32_t absent) {
+    return m.data ? load(m, 0, v) : Words<4>{absent, absent, absent, absent};
+  };
+  Words<4> x[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) x[v] = load(p.x, row.row, v);
+  [[maybe_unused]] Words<4> weight[kVectors];
+  if constexpr (!kLayer) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) weight[v] = parameter(p.weight, v, kOnes<T>);
+  }
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) unpack_words<T>(x[v], values[v]);
+
+  // In the order of ForwardRow, so the bits are the same.
+  const int lanes = kInWarp ? m.lanes : 32;
+  constexpr float kPartColumns = 32.0f * kVectors * kVector;  // over warps: of a warp
+  uint32_t turn = 0;
+  float sum = 0.0f, mean = 0.0f;  // or, without a mean, the largest product
+  if constexpr (kLayer) {
+    sum = sum_of_elements(values, [](float value, float sum) { return sum + value; });
+    sum = sum_lanes(sum, lanes);
+    mean = __fmul_rn(sum, kInWarp ? config.per_column : 1.0f / kPartColumns);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) values[v][e] -= mean;
+    }
+  }
+  float squares =
+      sum_of_elements(values, [](float value, float sum) { return fmaf(value, value, sum); });
+  const auto largest_of_values = [&] {
+    float largest[4] = {};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        largest[e % 4] = max_or_nan(largest[e % 4], fabsf(values[v][e]));
+      }
+    }
+    return max_or_nan(max_or_nan(largest[0], largest[1]), max_or_nan(largest[2], largest[3]));
+  };
+  if constexpr (!kLayer) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float w[kVector];
+      unpack_words<T>(weight[v], w);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) values[v][e] = __fmul_rn(values[v][e], w[e]);
+    }
+    sum = max_lanes(largest_of_values(), lanes);
+  }
+  squares = sum_lanes(squares, lanes);
+  float of_row = mean;
+  if constexpr (!kInWarp) {
+    const Moments merge{kLayer, !kLayer, config.per_cta_column, config.per_column};
+    const float4 whole =
+        exchange(shared, turn, 1, {sum, squares, kPartColumns, mean}, merge, [] {});
+    sum = whole.x;
+    squares = whole.y;
+    if constexpr (kLayer) of_row = whole.w;
+  }
+  const float rstd = rsqrtf(fmaf(squares, config.per_column, p.eps));
+
+  float scale, factor;
+  if constexpr (kLayer) {
+    const float shift = (mean - of_row) * rstd;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float w[kVector], b[kVector];
+      unpack_words<T>(parameter(p.weight, v, kOnes<T>), w);
+      unpack_words<T>(parameter(p.bias, v, kMinusZeros<T>), b);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        float& value = values[v][e];
+        value = kInWarp ? value * rstd : fmaf(value, rstd, shift);
+        value = fmaf(value, w[e], b[e]);
+      }
+    }
+    float largest = max_lanes(largest_of_values(), lanes);
+    if constexpr (!kInWarp) {
+      largest = exchange(shared, turn, 1, {largest, 0.0f, 0.0f, 0.0f}, Largest{}, [] {}).x;
+    }
+    scale = scale_of_row(largest);
+    factor = 1.0f / scale;
+  } else {
+    scale = scale_of_row(sum * rstd);
+    factor = scaled_root(rstd, scale);
+  }
+  if (row.thread == 0 && row.exists) {
+    if (kLayer && p.mean) p.mean[row.row] = of_row;
+    if (p.rstd) p.rstd[row.row] = rstd;
+    p.row_scales[row.row] = scale;
+  }
+  asm volatile("" : "+r"(first));
+  char* const to = static_cast<char*>(p.y.data) + row.row * p.y.row_bytes + first;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) values[v][e] = __fmul_rn(values[v][e], factor);
+    if (row.exists) store_words<false>(to + v * step, pack_words<E4m3>(values[v]));
+  }
+}
+
+}  // namespace ikbo::norm
