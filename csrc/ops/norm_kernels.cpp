@@ -190,6 +190,13 @@ NormConfig config_of(NormPass pass, const NormProblem& p, std::initializer_list<
   return c;
 }
 
+// Whether norm_forward_plain_sm90 takes rows without a mean.
+bool takes_halves(const NormProblem& p, const NormForward& f) {
+  return !f.layer && !f.residual.data && !f.quantizes() && f.has_usual_parameters() &&
+         f.weight_offset == 0.0f && p.groups == 1 && f.weight.type == f.x.type &&
+         f.y.type == f.x.type;
+}
+
 }  // namespace
 
 bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs& in,
@@ -217,7 +224,7 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   // Vectors of y in fp8 need less, which rows of whole vectors have.
   const NormConfig config = config_of(NormPass::kForward, p, {f.x, f.residual},
                                       {f.residual_out, f.quantizes() ? NormMatrix{} : f.y}, false,
-                                      p.groups == 1 && !f.layer && f.is_plain(), device);
+                                      takes_halves(p, f), device);
   paths.kernel(config);
   if (p.rows * p.groups == 0) return true;
   OptTensor counter;

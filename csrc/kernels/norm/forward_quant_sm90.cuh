@@ -33,16 +33,13 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors, kLayer>))
     return load_words<4>(static_cast<const char*>(m.data) + row * m.row_bytes +
                          (first + v * step) * static_cast<int>(sizeof(T)));
   };
-  const auto parameter = [&](const NormMatrix& m, int v, uint32_t absent) {
-    return m.data ? load(m, 0, v) : Words<4>{absent, absent, absent, absent};
-  };
   Words<4> x[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) x[v] = load(p.x, row.row, v);
   [[maybe_unused]] Words<4> weight[kVectors];
   if constexpr (!kLayer) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) weight[v] = parameter(p.weight, v, kOnes<T>);
+    for (int v = 0; v < kVectors; ++v) weight[v] = load(p.weight, 0, v);
   }
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) unpack_words<T>(x[v], values[v]);
@@ -103,8 +100,8 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors, kLayer>))
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       float w[kVector], b[kVector];
-      unpack_words<T>(parameter(p.weight, v, kOnes<T>), w);
-      unpack_words<T>(parameter(p.bias, v, kMinusZeros<T>), b);
+      unpack_words<T>(load(p.weight, 0, v), w);
+      unpack_words<T>(load(p.bias, 0, v), b);
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
         float& value = values[v][e];

@@ -52,8 +52,9 @@ constexpr int plain_registers() {
   return 32 + 8 * kVectors + (kInWarp && (kLayer || std::is_same_v<T, __half>) ? 8 : 0);
 }
 
-// x, y, weight and bias of one type, without a residual. Groups and weight_offset are those of
-// kHeads alone. A row is kept packed and unpacked again in each pass.
+// x, y, a weight and, beside means, a bias of one type, without a residual. Groups, weight_offset
+// and other choices of weight and bias are those of kHeads alone. A row is kept packed and unpacked
+// again in each pass.
 template <class T, int kVectors, bool kInWarp, bool kLayer, WholeForm kForm>
 __global__ void __maxnreg__((plain_registers<T, kVectors, kInWarp, kLayer, kForm>()))
     norm_forward_plain_sm90(const __grid_constant__ NormForward p,
@@ -86,16 +87,18 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kInWarp, kLayer, kForm
   Words<4> x[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) x[v] = load_words<4>(row_of(p.x) + v * step);
+  // Asking whether there is one costs a quarter of all instructions, so that only kHeads does.
   const auto load_parameter = [&](const NormMatrix& m, int v, uint32_t absent) {
-    if (m.data == nullptr) return Words<4>{absent, absent, absent, absent};
+    if (kHeads && m.data == nullptr) return Words<4>{absent, absent, absent, absent};
     return load_words<4>(data_of(m) + (first + v * step));
   };
   // All of them or, later, a vector ahead of the one at hand.
   constexpr int kHeld = kEarly ? kVectors : 1;
+  constexpr bool kHasBias = kLayer || kHeads;
   Words<4> weight[kHeld], bias[kHeld];
   const auto load_parameters = [&](int v) {
     weight[v % kHeld] = load_parameter(p.weight, v, kOnes<T>);
-    bias[v % kHeld] = load_parameter(p.bias, v, kMinusZeros<T>);
+    if constexpr (kHasBias) bias[v % kHeld] = load_parameter(p.bias, v, kMinusZeros<T>);
   };
   if constexpr (kEarly) {
 #pragma unroll
@@ -158,7 +161,7 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kInWarp, kLayer, kForm
   for (int v = 0; v < kVectors; ++v) {
     float values[kVector], w[kVector], b[kVector];
     unpack_words<T>(weight[v % kHeld], w);
-    unpack_words<T>(bias[v % kHeld], b);
+    if constexpr (kHasBias) unpack_words<T>(bias[v % kHeld], b);
     // No load goes ahead of a store by itself.
     if (!kEarly && v + 1 < kVectors) load_parameters(v + 1);
     values_of(v, values);
@@ -168,7 +171,7 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kInWarp, kLayer, kForm
       // Over warps a zero's sign is the sum's, as in ForwardRow.
       values[e] = kInWarp ? values[e] * rstd : fmaf(values[e], rstd, shift);
       if constexpr (kHeads) w[e] += p.weight_offset;  // -0 where there is none
-      values[e] = fmaf(values[e], w[e], b[e]);
+      values[e] = kHasBias ? fmaf(values[e], w[e], b[e]) : __fmul_rn(values[e], w[e]);
     }
     if (row.exists) store_words<false>(to + v * step, pack_words<T>(values));
   }

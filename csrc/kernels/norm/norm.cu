@@ -118,15 +118,13 @@ BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, b
 
 // Of whole rows.
 WholeForm whole_form(const NormForward& p, const NormConfig& config) {
-  if (p.residual.data || !all_of_type(p.x.type, {p.weight, p.bias})) return WholeForm::kGeneral;
-  const bool as_it_is = config.groups == 1 && p.weight_offset == 0.0f;
-  if (p.quantizes()) {
-    return as_it_is && p.row_scales && (p.layer || !p.bias.data) ? WholeForm::kQuant
-                                                                 : WholeForm::kGeneral;
-  }
+  const bool one_type = !p.residual.data && all_of_type(p.x.type, {p.weight, p.bias});
+  const bool usual = config.groups == 1 && p.weight_offset == 0.0f && p.has_usual_parameters();
+  if (!one_type) return WholeForm::kGeneral;
+  if (p.quantizes()) return usual && p.row_scales ? WholeForm::kQuant : WholeForm::kGeneral;
   if (p.y.type != p.x.type) return WholeForm::kGeneral;
   if (config.mapping.cluster == 2) return WholeForm::kHalves;
-  if (as_it_is) return config.keeps_parameters ? WholeForm::kEarly : WholeForm::kPlain;
+  if (usual) return config.keeps_parameters ? WholeForm::kEarly : WholeForm::kPlain;
   return p.layer ? WholeForm::kGeneral : WholeForm::kHeads;
 }
 

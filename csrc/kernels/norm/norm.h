@@ -41,11 +41,9 @@ struct NormForward {
   bool layer;
 
   __host__ __device__ bool quantizes() const { return scale || row_scales; }
-  // Whether all there is is of x's type: no residual, no offset, nothing in fp8.
-  bool is_plain() const {
-    const auto is_of_type = [&](const NormMatrix& m) { return !m.data || m.type == x.type; };
-    return !residual.data && !quantizes() && weight_offset == 0.0f && is_of_type(weight) &&
-           is_of_type(bias) && is_of_type(y);
+  // A weight and, beside means and only there, a bias.
+  __host__ __device__ bool has_usual_parameters() const {
+    return weight.data && layer == (bias.data != nullptr);
   }
 };
 
