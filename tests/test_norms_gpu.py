@@ -207,10 +207,11 @@ def test_layouts(name: str, dtype: torch.dtype, columns: int) -> None:
 @pytest.mark.gpu
 @every_norm
 @every_dtype
-@pytest.mark.parametrize("columns", [2304, 4096, 8192, 12288, 16384, 32768, 49152, 262144])
-def test_overlapped_rows_have_the_same_bits(name: str, dtype: torch.dtype, columns: int) -> None:
-    """Aligned rows, more than go without a ring, against the same ones at an odd address."""
-    rows = max(9, 2**22 // columns)
+@pytest.mark.parametrize("columns", [32, 128, 384, 640, 1152, 2304, 4096, 8192, 12288, 16384,
+                                     24576, 32768, 49152, 262144])  # fmt: skip
+def test_whole_rows_have_the_same_bits(name: str, dtype: torch.dtype, columns: int) -> None:
+    """Aligned rows, many and few, against the same ones at an odd address."""
+    rows = max(9, 2**23 // columns)
     x, weight, bias = (randn(n, columns, dtype=dtype) for n in (rows, 1, 1))
     for w, b, offset in (
         (weight[0], bias[0], 0.0), (weight[0], None, 0.0), (None, bias[0], 0.0),
@@ -219,13 +220,37 @@ def test_overlapped_rows_have_the_same_bits(name: str, dtype: torch.dtype, colum
         results = forward(name, x, w, b, 1e-5, offset)
         for a, c in zip(results, forward(name, guarded(x, 1), w, b, 1e-5, offset), strict=True):
             assert torch.equal(a, c)
+        for a, c in zip(results, forward(name, x[-3:], w, b, 1e-5, offset), strict=True):
+            assert torch.equal(a[-3:], c)
     check_forward(name, [x[-9:], weight[0], bias[0], 1e-5, 0.0])
 
 
 @pytest.mark.gpu
 @every_norm
 @every_dtype
-@pytest.mark.parametrize("columns", [1536, 4096, 12288, 32768, 262144])
+@pytest.mark.parametrize("columns", [64, 640, 4096, 65536])
+def test_whole_rows_of_several_types_have_the_same_bits(
+    name: str, dtype: torch.dtype, columns: int
+) -> None:
+    rows = max(9, 2**22 // columns)
+    x, residual, weight, bias = (randn(n, columns, dtype=dtype) for n in (rows, rows, 1, 1))
+    op = getattr(torch.ops.ikbo, f"add_{name}_fwd")
+    fp32 = torch.float32
+    for r, w, b, out in (
+        (residual, weight[0], None, dtype), (residual.float(), weight[0].float(), bias[0], fp32),
+        (residual, None, bias[0].float(), fp32),
+    ):  # fmt: skip
+        results = op(x, r, w, b, 1e-5, 0.0, out, out)
+        again = op(guarded(x, 1), guarded(r, 1), w, b, 1e-5, 0.0, out, out)
+        few = op(x[-3:], r[-3:], w, b, 1e-5, 0.0, out, out)
+        for a, c, d in zip(results, again, few, strict=True):
+            assert torch.equal(a, c) and torch.equal(a[-3:], d)
+
+
+@pytest.mark.gpu
+@every_norm
+@every_dtype
+@pytest.mark.parametrize("columns", [128, 640, 1024, 1536, 4096, 12288, 32768, 262144])
 def test_quantised_rows_have_the_same_bits(name: str, dtype: torch.dtype, columns: int) -> None:
     """Where the largest result is known early and where not, against rows at an odd address; and
     against the norm's own results."""

@@ -1,8 +1,5 @@
 #include "ops/norm_kernels.h"
 
-#include <cstdlib>
-#include <cstring>
-
 #include "kernels/norm/norm.h"
 #include "launch/device.h"
 #include "launch/stream.h"
@@ -155,8 +152,8 @@ const char* decline_reason(const NormProblem& p, const Tensor& x) {
 
 float* data_of(const OptTensor& t) { return t ? t->mutable_data_ptr<float>() : nullptr; }
 
-// `staged`: x, and what else goes through the kernel's ring. `results`: of the forward, in x's bits
-// or more.
+// `staged`: x, and what else goes through the kernel's ring. `results`: the forward's, whose rows,
+// too, may begin anywhere. `halves`: as NormProblemSize's.
 NormConfig config_of(NormPass pass, const NormProblem& p, std::initializer_list<NormMatrix> staged,
                      std::initializer_list<NormMatrix> results, bool bias_sums, bool halves,
                      int device) {
@@ -173,28 +170,7 @@ NormConfig config_of(NormPass pass, const NormProblem& p, std::initializer_list<
     const bool is_there = i == 0 || operand.data != nullptr;  // without rows x's data may be null
     size.staged[i++] = is_there ? bytes_of(operand.type) : 0;
   }
-  // TEMPORARY
-  const char* x = std::getenv("IKBO_NORM_X");
-  const auto has = [&](char c) { return x && std::strchr(x, c); };
-  if (has('o')) size.aligned = false;
-  NormConfig c = norm_config(pass, size, device_limits(device));
-  if (c.whole) {
-    if (has('e')) c.keeps_parameters = true;
-    if (has('n')) c.keeps_parameters = false;
-    if (has('8') && c.mapping.in_warp()) {
-      c.mapping.warps = 8;
-      const int64_t each = 8 * c.at_once;
-      c.grid = static_cast<int>((p.rows + each - 1) / each) * groups;
-    }
-  }
-  return c;
-}
-
-// Whether norm_forward_plain_sm90 takes rows without a mean.
-bool takes_halves(const NormProblem& p, const NormForward& f) {
-  return !f.layer && !f.residual.data && !f.quantizes() && f.has_usual_parameters() &&
-         f.weight_offset == 0.0f && p.groups == 1 && f.weight.type == f.x.type &&
-         f.y.type == f.x.type;
+  return norm_config(pass, size, device_limits(device));
 }
 
 }  // namespace
@@ -221,10 +197,12 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   f.eps = static_cast<float>(p.eps);
   f.weight_offset = static_cast<float>(p.weight_offset);
   f.layer = p.kind == NormKind::kLayer;
+  const bool halves =
+      !f.layer && !f.quantizes() && f.y.type == f.x.type && f.is_usual(static_cast<int>(p.groups));
   // Vectors of y in fp8 need less, which rows of whole vectors have.
-  const NormConfig config = config_of(NormPass::kForward, p, {f.x, f.residual},
-                                      {f.residual_out, f.quantizes() ? NormMatrix{} : f.y}, false,
-                                      takes_halves(p, f), device);
+  const NormConfig config =
+      config_of(NormPass::kForward, p, {f.x, f.residual},
+                {f.residual_out, f.quantizes() ? NormMatrix{} : f.y}, false, halves, device);
   paths.kernel(config);
   if (p.rows * p.groups == 0) return true;
   OptTensor counter;

@@ -118,14 +118,16 @@ BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, b
 
 // Of whole rows.
 WholeForm whole_form(const NormForward& p, const NormConfig& config) {
-  const bool one_type = !p.residual.data && all_of_type(p.x.type, {p.weight, p.bias});
-  const bool usual = config.groups == 1 && p.weight_offset == 0.0f && p.has_usual_parameters();
-  if (!one_type) return WholeForm::kGeneral;
-  if (p.quantizes()) return usual && p.row_scales ? WholeForm::kQuant : WholeForm::kGeneral;
-  if (p.y.type != p.x.type) return WholeForm::kGeneral;
-  if (config.mapping.cluster == 2) return WholeForm::kHalves;
-  if (usual) return config.keeps_parameters ? WholeForm::kEarly : WholeForm::kPlain;
-  return p.layer ? WholeForm::kGeneral : WholeForm::kHeads;
+  if (p.is_usual(config.groups)) {
+    if (p.row_scales) return WholeForm::kQuant;
+    if (!p.quantizes() && p.y.type == p.x.type) {
+      if (config.mapping.cluster == 2) return WholeForm::kHalves;
+      return config.keeps_parameters ? WholeForm::kEarly : WholeForm::kPlain;
+    }
+  }
+  const bool heads = !p.layer && !p.residual.data && !p.quantizes() &&
+                     all_of_type(p.x.type, {p.weight, p.bias, p.y});
+  return heads ? WholeForm::kHeads : WholeForm::kGeneral;
 }
 
 // Of a problem whose rows are full.

@@ -41,9 +41,11 @@ struct NormForward {
   bool layer;
 
   __host__ __device__ bool quantizes() const { return scale || row_scales; }
-  // A weight and, beside means and only there, a bias.
-  __host__ __device__ bool has_usual_parameters() const {
-    return weight.data && layer == (bias.data != nullptr);
+  // A weight and, beside means and only there, a bias, of x's type, and nothing else.
+  bool is_usual(int groups) const {
+    const bool usual_bias = layer ? bias.data && bias.type == x.type : !bias.data;
+    return groups == 1 && weight_offset == 0.0f && !residual.data && weight.data &&
+           weight.type == x.type && usual_bias;
   }
 };
 
