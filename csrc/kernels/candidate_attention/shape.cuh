@@ -21,10 +21,9 @@ inline constexpr int kWarpRows = kConsumerRows / 4;
 inline constexpr int kFewRows = 8;
 inline constexpr int kBlock = 64;  // elements of a head that stand side by side in shared memory
 
-// Named barriers (0 is __syncthreads, which all would have to meet at the same place).
+// Named barriers (0 is __syncthreads).
 enum class NamedBarrier {
-  kSetUp = 1,  // mbarriers are set up
-  kTurn,       // one a consumer: its turn at the tensor cores
+  kTurn = 1,  // one a consumer: its turn at the tensor cores
 };
 
 // The readers of a tile: the warp that loads q, the threads that load k and v, four warps of each
