@@ -345,26 +345,26 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   constexpr uint32_t kAtom = hopper::kSwizzleAtomBytes;
   auto& shared = *reinterpret_cast<Shared<S>*>(unaligned + (kAtom - base % kAtom) % kAtom);
   const int group = hopper::warp_group_index(), warp = hopper::warp_index() % 4;
-  const bool consumes = group < S::kConsumers;
-  QueryTile guess{};
-  if (!consumes) {
-    init_barriers(shared, warp);
-    guess = guess_first_tile<S>(params);
-    if (hopper::elect_one()) ask_early(params, guess, warp);
-    __syncwarp();
-  }
-  // Everything after the wait may read or write what kernels before this one use.
-  hopper::wait_for_previous_kernel();
-  // Each by the warp that has set up the ring. Values, which are needed last, are asked for last.
-  if (!consumes && warp == 1 && hopper::elect_one()) load_q_early(shared, params, guess);
-  if (!consumes && warp == 2 && hopper::elect_one()) {
-    load_blocks_early<S, S::kHeadQk>(shared.k, shared.ring_k, params.k, params, guess);
-  }
-  __syncthreads();  // the mbarriers are set up
-  if (consumes) {
+  // In either branch, everything after the wait may read or write what kernels before this one use.
+  if (group < S::kConsumers) {
+    hopper::wait_for_previous_kernel();
+    hopper::barrier_wait(NamedBarrier::kSetUp, S::kConfig.threads());
     hopper::take_registers<S::kConfig.consumer_registers()>();
     return consume<S>(shared, params, group);
   }
+  init_barriers(shared, warp);
+  hopper::barrier_arrive(NamedBarrier::kSetUp, S::kConfig.threads());
+  const QueryTile guess = guess_first_tile<S>(params);
+  if (hopper::elect_one()) ask_early(params, guess, warp);
+  __syncwarp();
+  hopper::wait_for_previous_kernel();
+  // Each by the warp that has set up the ring. Values, which are needed last, are asked for last.
+  if (warp == 1 && hopper::elect_one()) load_q_early(shared, params, guess);
+  if (warp == 2 && hopper::elect_one()) {
+    load_blocks_early<S, S::kHeadQk>(shared.k, shared.ring_k, params.k, params, guess);
+  }
+  __syncwarp();
+  hopper::barrier_wait(NamedBarrier::kProducers, kGroupThreads);
   if (warp == 3 && hopper::elect_one()) {
     load_blocks_early<S, S::kHeadV>(shared.v, shared.ring_v, params.v, params, guess);
   }
