@@ -21,8 +21,8 @@ inline constexpr int kWarpRows = kConsumerRows / 4;
 inline constexpr int kFewRows = 8;
 inline constexpr int kBlock = 64;  // elements of a head that stand side by side in shared memory
 
-// Named barriers. Not __syncthreads for the set-up: consumers and producers would have to meet at one
-// place, which costs launches of 14 to 32 us 1 %.
+// Named barriers. Not __syncthreads for the set-up: consumers and producers would have to meet at
+// one place, which costs launches of 14 to 32 us 1 %.
 enum class NamedBarrier {
   kSetUp = 1,  // for consumers: mbarriers are set up. Producers arrive
   kProducers,  // the same among producers
