@@ -132,7 +132,8 @@ def test_long_rows_take_clusters_and_longer_ones_a_loop() -> None:
 
 @given(
     st.integers(0, 200_000), columns, st.lists(element_bytes, min_size=1, max_size=2), directions,
-    st.booleans(), st.sampled_from(DEVICES), st.sampled_from([1, 1, 5, 32, 200]), st.booleans(), st.booleans(),
+    st.booleans(), st.sampled_from(DEVICES), st.sampled_from([1, 1, 5, 32, 200]), st.booleans(),
+    st.booleans(),
 )  # fmt: skip
 def test_config(
     rows: int, n: int, staged: list[int], backward: bool, bias: bool, device: _host.DeviceLimits,

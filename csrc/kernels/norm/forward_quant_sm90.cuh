@@ -9,14 +9,19 @@
 
 namespace ikbo::norm {
 
-template <int kVectors, bool kLayer>
+// Of numbers without a sign, or NaN, over a warp: in one instruction.
+__device__ inline float max_of_warp(float value) {
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(value)));
+}
+
+template <int kVectors>
 inline constexpr int kQuantRegisters = kVectors > 5   ? 168
                                        : kVectors > 4 ? 96
                                        : kVectors > 3 ? 64
                                                       : 56;
 
 template <class T, int kVectors, bool kInWarp, bool kLayer>
-__global__ void __maxnreg__((kQuantRegisters<kVectors, kLayer>))
+__global__ void __maxnreg__((kQuantRegisters<kVectors>))
     norm_forward_quant_sm90(const __grid_constant__ NormForward p,
                             const __grid_constant__ NormConfig config) {
   constexpr int kVector = 16 / sizeof(T);
@@ -80,7 +85,8 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors, kLayer>))
 #pragma unroll
       for (int e = 0; e < kVector; ++e) values[v][e] = __fmul_rn(values[v][e], w[e]);
     }
-    sum = max_lanes(largest_of_values(), lanes);
+    const float largest = largest_of_values();
+    sum = kInWarp ? max_lanes(largest, lanes) : max_of_warp(largest);
   }
   squares = sum_lanes(squares, lanes);
   float of_row = mean;
@@ -109,9 +115,16 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors, kLayer>))
         value = fmaf(value, w[e], b[e]);
       }
     }
-    float largest = max_lanes(largest_of_values(), lanes);
-    if constexpr (!kInWarp) {
-      largest = exchange(shared, turn, 1, {largest, 0.0f, 0.0f, 0.0f}, Largest{}, [] {}).x;
+    float largest = largest_of_values();
+    if constexpr (kInWarp) {
+      largest = max_lanes(largest, lanes);
+    } else {
+      __shared__ float largest_of[kMaxWarps];
+      largest = max_of_warp(largest);
+      const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+      if (lane == 0) largest_of[warp] = largest;
+      __syncthreads();
+      largest = max_of_warp(lane < m.warps ? largest_of[lane] : 0.0f);
     }
     scale = scale_of_row(largest);
     factor = 1.0f / scale;

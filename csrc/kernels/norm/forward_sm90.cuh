@@ -1,5 +1,5 @@
 // y = norm(x [+ residual]) * (weight + weight_offset) + bias, in x's own or another type or, with a
-// scale, in e4m3: of whole vectors at any address.
+// scale, in e4m3: of whole vectors at any address, or in clusters.
 //
 // Rows come through a ring in shared memory or, where they are few, directly.
 //
