@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 #include <initializer_list>
 
 #include "hopper/dependent_launch.cuh"
@@ -85,6 +86,12 @@ ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
   if (type == ElementType::kBfloat16) return forward_overlapped_kernel<__nv_bfloat16>(vectors);
   if (type == ElementType::kFloat16) return forward_overlapped_kernel<__half>(vectors);
   return forward_overlapped_kernel<float>(vectors);
+}
+
+ForwardKernel forward_wide_kernel_of(ElementType type, int vectors, bool layer) {
+  if (type == ElementType::kBfloat16) return forward_wide_kernel<__nv_bfloat16>(vectors, layer);
+  if (type == ElementType::kFloat16) return forward_wide_kernel<__half>(vectors, layer);
+  return forward_wide_kernel<float>(vectors, layer);
 }
 
 ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) {
@@ -196,6 +203,15 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
   const bool full = m.cluster > 1 &&
                     norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
                     (p.quantizes() || norm::is_full({p.y}, p.rows, config));
+  if (full && p.is_usual(config.groups) && !p.quantizes() && p.y.type == p.x.type &&
+      m.thread_vectors >= 3 && !std::getenv("IKBO_NORM_OLD")) {
+    LaunchShape shape = norm::shape_of(config);
+    shape.block.x *= 2;
+    shape.shared_bytes = 2 * 3 * 16 * m.thread_vectors * m.lanes;
+    launch(norm::forward_wide_kernel_of(p.x.type, m.thread_vectors, p.layer), shape, stream, p,
+           config);
+    return;
+  }
   if (full && norm::takes_overlapped(p, config)) {
     LaunchShape shape = norm::shape_of(config);
     shape.block.x += 32;  // exchanges sums

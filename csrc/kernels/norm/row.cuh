@@ -87,6 +87,14 @@ __device__ inline Words<kCount> load_words(const char* from) {
   }
   return words;
 }
+// 16 bytes of shared memory that are read again and again, and not to wait in registers meanwhile.
+__device__ inline Words<4> load_words_again(uint32_t from) {
+  Words<4> words;
+  asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+               : "r"(from));
+  return words;
+}
 template <bool kStreams = true, int kCount>
 __device__ inline void store_words(char* to, const Words<kCount>& words) {
 #pragma unroll
