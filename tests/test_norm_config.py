@@ -137,19 +137,19 @@ def test_long_rows_take_clusters_and_longer_ones_a_loop() -> None:
 )  # fmt: skip
 def test_config(
     rows: int, n: int, staged: list[int], backward: bool, bias: bool, device: _host.DeviceLimits,
-    groups: int, aligned: bool, halves: bool,
+    groups: int, aligned: bool, plain_rms: bool,
 ) -> None:  # fmt: skip
     if backward:
         staged = [*staged, 2]
     operands = tuple([*staged, 0, 0][:3])
-    config = _host.norm_config(rows, n, operands, bias, backward, device, groups, aligned, halves)
+    config = _host.norm_config(rows, n, operands, bias, backward, device, groups, aligned, plain_rms)
     mapping = config.mapping
     assert json.loads(repr(config))["grid"] == config.grid
     if mapping.looped:
         return
     # Whole rows lie in one CTA, some of them as the halves of 1024 threads.
     in_cta = mapping.cluster == 1 or (
-        halves and mapping.cluster == 2 and mapping.thread_vectors == 4
+        plain_rms and mapping.cluster == 2 and mapping.thread_vectors == 4
     )
     assert config.whole == (aligned and in_cta and not backward and mapping.idle_slots == 0)
     ctas = 1 if config.whole else mapping.cluster
@@ -159,6 +159,12 @@ def test_config(
         assert not backward and config.shared_bytes == config.parameter_bytes <= SHARED_BYTES
         each = mapping.warps * max(1, 32 // mapping.lanes) if mapping.in_warp else 1
         assert teams == -(-rows // each)
+        return
+    if config.wide:
+        assert aligned and plain_rms and mapping.cluster > 1 and mapping.thread_vectors >= 3
+        assert 1 <= teams <= max(1, -(-rows // 2)) and config.owners == teams
+        assert config.shared_bytes == 6 * 16 * mapping.thread_vectors * mapping.lanes
+        assert config.shared_bytes + STATIC_BYTES <= SHARED_BYTES
         return
     assert (1 if mapping.in_warp else 2) <= config.stages <= 6
     assert config.shared_bytes + STATIC_BYTES <= SHARED_BYTES

@@ -207,6 +207,7 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
 struct NormConfig {
   static constexpr int kMaxStages = 6;
   static constexpr int kMaxStaged = 3;
+  static constexpr int kWideTeams = 2, kWideStages = 3;
   static constexpr int kWholeWarps = 4;   // of a CTA of whole rows that lie within warps
   static constexpr int kPairVectors = 2;  // up to which the backward's CTA takes two rows at once
 
@@ -214,6 +215,7 @@ struct NormConfig {
   NormMapping mapping;
   int groups;   // rows of each have weights of their own; a CTA has rows of one
   bool whole;   // forward, of whole aligned vectors: threads for every row, without a ring
+  bool wide;    // forward, of clusters: norm_forward_wide_sm90, whose rings are its teams'
   bool direct;  // forward, others: a CTA for each few rows, without a ring
   float per_column, per_cta_column;  // 1 over a row's columns, over a CTA's part of them
   int at_once;                       // rows that a warp, or the CTA, works on side by side
@@ -266,7 +268,7 @@ struct NormProblemSize {
   bool bias_sums;  // backward: whether grad_bias is wanted
   // Forward: whether all rows of x, the residual and the results begin at multiples of 16 bytes,
   // and whether norm_forward_plain_sm90 takes them without a mean.
-  bool aligned, halves;
+  bool aligned, plain_rms;
 };
 
 namespace norm_detail {
@@ -313,8 +315,9 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.rings = 1;
   c.bias_sums = !forward && p.bias_sums && !m.looped;
   // Both parts of a row for a cluster of two, of 4 vectors a thread, suit one CTA of 1024 threads.
-  const bool halves = p.halves && m.cluster == 2 && m.thread_vectors == 4;
-  if (forward && p.aligned && !m.looped && m.idle_slots() == 0 && (m.cluster == 1 || halves)) {
+  const bool halves = p.plain_rms && m.cluster == 2 && m.thread_vectors == 4;
+  const bool aligned = forward && p.aligned && !m.looped && m.idle_slots() == 0;
+  if (aligned && (m.cluster == 1 || halves)) {
     // With weights on their way at once few rows are done in 0.55 to 0.75 of the time. With more
     // rows than run at a time, 32 warps an SM, others cover the wait and registers would be missed.
     constexpr int kWarpsAtOnce = 32;
@@ -323,6 +326,21 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     c.whole = true;
     c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * p.groups;
     c.keeps_parameters = int64_t{c.grid} * m.warps <= int64_t{kWarpsAtOnce} * device.sm_count;
+    return c;
+  }
+  // Clusters of 4 and more leave SMs over: 30 of 4, 15 of 8, 7 of 16 fit on 132 SMs.
+  const auto clusters_at_once = [&](int per_sm) -> int64_t {
+    const int64_t clusters = per_sm * device.sm_count / m.cluster;
+    return m.cluster >= 4 ? clusters * 10 / 11 : clusters;
+  };
+  if (aligned && p.plain_rms) {
+    c.wide = true;
+    c.rings = NormConfig::kWideTeams;
+    c.stages = NormConfig::kWideStages;
+    c.stage_bytes = 16 * m.thread_vectors * m.lanes;
+    c.owners = static_cast<uint32_t>(std::clamp<int64_t>(
+        ceil_div(p.rows, c.rings), 1, std::max<int64_t>(clusters_at_once(1), 1)));
+    c.grid = static_cast<int>(c.owners) * m.cluster;
     return c;
   }
   // A CTA without a second stage would wait for each row.
@@ -422,9 +440,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     c.stages = 2;
   }
   const int64_t blocks = ceil_div(p.rows, c.rows_per_stage);
-  // Clusters of 4 and more leave SMs over: 30 of 4, 15 of 8, 7 of 16 fit on 132 SMs.
-  int64_t resident = per_sm * device.sm_count / m.cluster;
-  if (m.cluster >= 4) resident = resident * 10 / 11;
+  const int64_t resident = clusters_at_once(per_sm);
   const int64_t teams =
       std::min(ceil_div(blocks, c.rings), std::max<int64_t>(resident / p.groups, 1));
   c.blocks = static_cast<uint32_t>(blocks);
@@ -455,6 +471,7 @@ inline std::string to_json(const NormConfig& c) {
   };
   std::string text = std::string("{\"kernel\": \"norm_") + name(c.pass) +
                      (c.whole    ? "_whole"
+                      : c.wide   ? "_wide"
                       : m.looped ? "_looped"
                                  : "") +
                      "_sm90\"" + number("columns", m.columns);
@@ -463,7 +480,7 @@ inline std::string to_json(const NormConfig& c) {
             number("threads_per_row", m.lanes) + number("vectors_per_thread", m.thread_vectors) +
             number("elements_per_vector", m.vector) + number("idle", m.idle_slots()) +
             ", \"interleaved\": " + (m.interleaved ? "true" : "false");
-    if (!c.direct && !c.whole) {
+    if (!c.direct && !c.whole && !c.wide) {
       text += number("rows_per_stage", c.rows_per_stage) + number("stages", c.stages) +
               ", \"by_ticket\": " + (c.by_ticket ? "true" : "false") +
               ", \"paced\": " + (c.paced ? "true" : "false");

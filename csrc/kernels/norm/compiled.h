@@ -53,9 +53,9 @@ ForwardKernel forward_kernel(int vectors, bool in_warp, bool full);
 // Of full rows over warps, 3 or 4 vectors: norm_forward_overlapped_sm90.
 template <class T>
 ForwardKernel forward_overlapped_kernel(int vectors);
-// The same without anything unusual: norm_forward_wide_sm90.
+// The same without a mean and anything unusual: norm_forward_wide_sm90.
 template <class T>
-ForwardKernel forward_wide_kernel(int vectors, bool layer);
+ForwardKernel forward_wide_kernel(int vectors);
 // Of whole aligned rows that lie in a CTA.
 enum class WholeForm {
   kGeneral,  // norm_forward_whole_sm90
@@ -81,7 +81,7 @@ BackwardKernel backward_loose_kernel(int vectors, int lanes);
   template <>                                                                                   \
   ForwardKernel forward_overlapped_kernel<T>(int vectors);                                      \
   template <>                                                                                   \
-  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer);                                \
+  ForwardKernel forward_wide_kernel<T>(int vectors);                                            \
   template <>                                                                                   \
   ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form); \
   template <>                                                                                   \

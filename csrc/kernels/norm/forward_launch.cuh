@@ -63,12 +63,6 @@ ForwardKernel forward_loose(int vectors, int lanes) {
   });
 }
 
-template <class T, int kVectors>
-ForwardKernel forward_wide(bool layer) {
-  return layer ? norm_forward_wide_sm90<T, kVectors, true>
-               : norm_forward_wide_sm90<T, kVectors, false>;
-}
-
 #define IKBO_NORM_FORWARD(T)                                                                       \
   template <>                                                                                      \
   ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                          \
@@ -81,8 +75,8 @@ ForwardKernel forward_wide(bool layer) {
     return vectors == 3 ? norm_forward_overlapped_sm90<T, 3> : norm_forward_overlapped_sm90<T, 4>; \
   }                                                                                                \
   template <>                                                                                      \
-  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer) {                                  \
-    return vectors == 3 ? forward_wide<T, 3>(layer) : forward_wide<T, 4>(layer);                   \
+  ForwardKernel forward_wide_kernel<T>(int vectors) {                                              \
+    return vectors == 3 ? norm_forward_wide_sm90<T, 3> : norm_forward_wide_sm90<T, 4>;             \
   }                                                                                                \
   template <>                                                                                      \
   ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form) {   \

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
 #include <initializer_list>
 
 #include "hopper/dependent_launch.cuh"
@@ -88,10 +87,10 @@ ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
   return forward_overlapped_kernel<float>(vectors);
 }
 
-ForwardKernel forward_wide_kernel_of(ElementType type, int vectors, bool layer) {
-  if (type == ElementType::kBfloat16) return forward_wide_kernel<__nv_bfloat16>(vectors, layer);
-  if (type == ElementType::kFloat16) return forward_wide_kernel<__half>(vectors, layer);
-  return forward_wide_kernel<float>(vectors, layer);
+ForwardKernel forward_wide_kernel_of(ElementType type, int vectors) {
+  if (type == ElementType::kBfloat16) return forward_wide_kernel<__nv_bfloat16>(vectors);
+  if (type == ElementType::kFloat16) return forward_wide_kernel<__half>(vectors);
+  return forward_wide_kernel<float>(vectors);
 }
 
 ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) {
@@ -185,6 +184,13 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
     norm::run_whole(p, config, stream);
     return;
   }
+  if (config.wide) {
+    const NormMapping& m = config.mapping;
+    LaunchShape shape = norm::shape_of(config);
+    shape.block.x *= NormConfig::kWideTeams;
+    launch(norm::forward_wide_kernel_of(p.x.type, m.thread_vectors), shape, stream, p, config);
+    return;
+  }
   if (config.mapping.looped) {
     launch(norm::norm_forward_looped_sm90, norm::shape_of(config), stream, p,
            config.mapping.columns, config.groups);
@@ -199,19 +205,10 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
            config);
     return;
   }
-  // Aligned rows are here if they are clusters'.
+  // Aligned rows are here if they are clusters' and not usual.
   const bool full = m.cluster > 1 &&
                     norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
                     (p.quantizes() || norm::is_full({p.y}, p.rows, config));
-  if (full && p.is_usual(config.groups) && !p.quantizes() && p.y.type == p.x.type &&
-      m.thread_vectors >= 3 && !std::getenv("IKBO_NORM_OLD")) {
-    LaunchShape shape = norm::shape_of(config);
-    shape.block.x *= 2;
-    shape.shared_bytes = 2 * 3 * 16 * m.thread_vectors * m.lanes;
-    launch(norm::forward_wide_kernel_of(p.x.type, m.thread_vectors, p.layer), shape, stream, p,
-           config);
-    return;
-  }
   if (full && norm::takes_overlapped(p, config)) {
     LaunchShape shape = norm::shape_of(config);
     shape.block.x += 32;  // exchanges sums
@@ -265,7 +262,10 @@ void run_norm_backward(const NormBackward& p, const NormConfig& config, cudaStre
 void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
-    for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
+    for (const int vectors : {3, 4}) {
+      load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
+      load_kernel(norm::forward_wide_kernel_of(type, vectors));
+    }
     for (const int lanes : {8, 16, 32, 64}) {
       for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
         load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes));
