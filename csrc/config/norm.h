@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "config/device_limits.h"
@@ -108,7 +109,7 @@ inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
 
 // Deals out columns by elements, over the same CTAs. The fewer lanes a row has the less its sums
 // and addresses cost beside its elements.
-inline void interleave(NormMapping& m) {
+inline void interleave(NormPass pass, NormMapping& m) {
   m.interleaved = true;
   m.cta_columns = m.columns;
   for (int turn = 0; turn < 3; ++turn) {
@@ -121,7 +122,8 @@ inline void interleave(NormMapping& m) {
     m.cta_columns = ceil_div(m.columns, m.cluster);
     return ceil_div(ceil_div(m.cta_columns, m.vector), 32);
   };
-  m.thread_vectors = 2;
+  const char* const odd = std::getenv("IKBO_ODD");
+  m.thread_vectors = pass == NormPass::kForward && !(odd && odd[0] == 'o') ? 4 : 2;
   while (packets() > 32) m.cluster *= 2;
   m.looped = m.cluster > NormMapping::kMaxCluster;
   m.warps = static_cast<int>(ceil_div(packets(), m.thread_vectors));
@@ -197,7 +199,7 @@ inline NormMapping by_vectors(NormPass pass, int64_t columns, int element_bytes)
 // `element_bytes` of x; columns >= 1.
 inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_bytes) {
   NormMapping m = norm_detail::by_vectors(pass, columns, element_bytes);
-  if (m.idle_slots() > 0) norm_detail::interleave(m);
+  if (m.idle_slots() > 0) norm_detail::interleave(pass, m);
   if (m.looped) return norm_detail::looped(m);
   if (m.in_warp()) m.warps = norm_max_threads(pass, m.thread_vectors, true) / 32;
   return m;
@@ -320,6 +322,30 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     return c;
   }
   const int64_t row_bytes = m.cta_columns * p.staged[0];
+  const char* const odd = std::getenv("IKBO_ODD");  // bytes of a unit, or "old"
+  if (forward && m.interleaved && !(odd && odd[0] == 'o')) {
+    if (m.in_warp()) m.warps = 4;
+    const int64_t unit_bytes = odd ? std::atoi(odd) : m.in_warp() ? 4096 : 16384;
+    int64_t turns = 1;
+    const auto ctas = [&] {
+      return ceil_div(p.rows, turns * c.at_once * (m.in_warp() ? m.warps : 1)) * p.groups;
+    };
+    while (turns < 16 && 3 * turns * row_bytes * c.at_once <= 2 * unit_bytes &&
+           ctas() > 16 * device.sm_count) {
+      turns *= 2;
+    }
+    c.rows_per_stage = static_cast<int>(turns) * c.at_once;
+    c.stages = 1;
+    c.rings = m.in_warp() ? m.warps : 1;
+    c.stage_bytes = static_cast<int>(
+        ceil_div(norm_detail::staged_row_bytes(c) * c.rows_per_stage + 32 + 128, 128) * 128);
+    c.blocks = static_cast<uint32_t>(ceil_div(p.rows, c.rows_per_stage));
+    const int64_t teams = ceil_div(c.blocks, c.rings);
+    c.owners = static_cast<uint32_t>(teams * c.rings);
+    c.partials = static_cast<int>(teams);
+    c.grid = static_cast<int>(teams) * m.cluster * p.groups;
+    return c;
+  }
   const bool loose_over_warps = m.interleaved && !m.in_warp();
   if (forward && m.cluster == 1 && !loose_over_warps &&
       p.rows * p.columns * p.staged[0] <= kDirectBytes) {

@@ -56,6 +56,8 @@ template <class T>
 BackwardKernel backward_kernel(int vectors, bool in_warp, bool full);
 // Of interleaved columns. `lanes` of a row, 8, 16, 32 or more.
 template <class T>
+ForwardKernel forward_odd_kernel(int vectors, int lanes, int sure, bool plain);
+template <class T>
 ForwardKernel forward_loose_kernel(int vectors, int lanes);
 template <class T>
 BackwardKernel backward_loose_kernel(int vectors, int lanes);
@@ -65,6 +67,8 @@ BackwardKernel backward_loose_kernel(int vectors, int lanes);
   ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);   \
   template <>                                                              \
   ForwardKernel forward_overlapped_kernel<T>(int vectors);                 \
+  template <>                                                              \
+  ForwardKernel forward_odd_kernel<T>(int vectors, int lanes, int sure, bool plain); \
   template <>                                                              \
   ForwardKernel forward_loose_kernel<T>(int vectors, int lanes);           \
   template <>                                                              \

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/norm/compiled.h"
+#include "kernels/norm/forward_odd_sm90.cuh"
 #include "kernels/norm/forward_loose_overlapped_sm90.cuh"
 #include "kernels/norm/forward_overlapped_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
@@ -35,6 +36,18 @@ ForwardKernel forward_loose(int vectors, int lanes) {
   });
 }
 
+template <class T, bool kPlain>
+ForwardKernel forward_odd(int vectors, int lanes, int sure) {
+  if (lanes > 32) {
+    constexpr int kMost = 28 * 2 / sizeof(T);
+    if (kPlain && sure >= kMost) return norm_forward_odd_sm90<T, 4, 0, true, kMost>;
+    return norm_forward_odd_sm90<T, 4, 0, kPlain>;
+  }
+  return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
+    return norm_forward_odd_sm90<T, count, of_row, kPlain>;
+  });
+}
+
 #define IKBO_NORM_FORWARD(T)                                                                       \
   template <>                                                                                      \
   ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                          \
@@ -46,6 +59,11 @@ ForwardKernel forward_loose(int vectors, int lanes) {
   template <>                                                                                      \
   ForwardKernel forward_overlapped_kernel<T>(int vectors) {                                        \
     return vectors == 3 ? norm_forward_overlapped_sm90<T, 3> : norm_forward_overlapped_sm90<T, 4>; \
+  }                                                                                                \
+  template <>                                                                                      \
+  ForwardKernel forward_odd_kernel<T>(int vectors, int lanes, int sure, bool plain) {              \
+    return plain ? forward_odd<T, true>(vectors, lanes, sure)                                      \
+                 : forward_odd<T, false>(vectors, lanes, sure);                                    \
   }                                                                                                \
   template <>                                                                                      \
   ForwardKernel forward_loose_kernel<T>(int vectors, int lanes) {                                  \

@@ -100,6 +100,25 @@ ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) 
   return forward_loose_kernel<float>(vectors, lanes);
 }
 
+ForwardKernel forward_odd_kernel_of(ElementType type, int vectors, int lanes, int sure,
+                                    bool plain) {
+  if (type == ElementType::kBfloat16) {
+    return forward_odd_kernel<__nv_bfloat16>(vectors, lanes, sure, plain);
+  }
+  if (type == ElementType::kFloat16) return forward_odd_kernel<__half>(vectors, lanes, sure, plain);
+  return forward_odd_kernel<float>(vectors, lanes, sure, plain);
+}
+
+// Rows one behind the other, of one type with weight and bias, and nothing more.
+bool is_plain(const NormForward& p, const NormConfig& config) {
+  const auto touches = [&](const NormMatrix& m) {
+    return p.rows == 1 || m.row_bytes == config.mapping.columns * bytes_of(m.type);
+  };
+  return config.groups == 1 && config.mapping.cluster == 1 && p.residual.data == nullptr &&
+         !p.quantizes() && p.weight_offset == 0.0f && touches(p.x) && touches(p.y) &&
+         all_of_type(p.x.type, {p.weight, p.bias, p.y});
+}
+
 BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes) {
   if (type == ElementType::kBfloat16) return backward_loose_kernel<__nv_bfloat16>(vectors, lanes);
   if (type == ElementType::kFloat16) return backward_loose_kernel<__half>(vectors, lanes);
@@ -149,6 +168,13 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
   }
   const NormMapping& m = config.mapping;
   if (config.has_counter()) norm::clear(p.counter, stream);
+  if (m.interleaved && config.stages == 1) {
+    const int sure = static_cast<int>(m.cta_columns / m.warps / 32);
+    launch(norm::forward_odd_kernel_of(p.x.type, m.thread_vectors, m.lanes, sure,
+                                       norm::is_plain(p, config)),
+           norm::shape_of(config), stream, p, config);
+    return;
+  }
   if (m.interleaved) {
     LaunchShape shape = norm::shape_of(config);
     if (!m.in_warp()) shape.block.x += 32;  // the porter
@@ -216,6 +242,10 @@ void load_norm() {
     for (const int lanes : {8, 16, 32, 64}) {
       for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
         load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes));
+        for (const bool plain : {false, true}) {
+          load_kernel(norm::forward_odd_kernel_of(type, vectors, lanes, 0, plain));
+          load_kernel(norm::forward_odd_kernel_of(type, vectors, lanes, 32, plain));
+        }
         load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
       }
     }

@@ -58,12 +58,11 @@ struct Staged {
 
   // Returns what follows in the stage.
   __device__ int init(const NormMatrix& m, const Place& at, int columns, const NormConfig& config,
-                      int pitch, int offset_) {
-    const int size = size_of(m.type);
+                      int pitch, int offset_, int size) {
     data = static_cast<const char*>(m.data) + at.group * m.group_bytes + at.first_column * size;
     row_stride = m.row_bytes;
     row_bytes = columns * size;
-    step = touches(m, columns, config) ? row_bytes : pitch;
+    step = config.rows_per_stage == 1 || row_stride == row_bytes ? row_bytes : pitch;
     offset = offset_;
     return offset + pitch * config.rows_per_stage;
   }
@@ -252,7 +251,10 @@ template <class... Matrices>
 __device__ inline void lay_out(Staged* staged, const Place& place, int columns,
                                const NormConfig& config, const Matrices&... operands) {
   int end = 0, i = 0;
-  ((end = staged[i].init(operands, place, columns, config, config.pitches[i], end), ++i), ...);
+  ((end = staged[i].init(operands, place, columns, config, config.pitches[i], end,
+                        size_of(operands.type)),
+    ++i),
+   ...);
 }
 
 // Before a kernel reads what the one ahead may write. Parameters and config are asked for first.
