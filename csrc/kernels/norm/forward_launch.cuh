@@ -2,8 +2,7 @@
 #pragma once
 
 #include "kernels/norm/compiled.h"
-#include "kernels/norm/forward_odd_sm90.cuh"
-#include "kernels/norm/forward_loose_overlapped_sm90.cuh"
+#include "kernels/norm/forward_loose_sm90.cuh"
 #include "kernels/norm/forward_overlapped_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
 
@@ -28,23 +27,15 @@ ForwardKernel forward_over_warps(int vectors) {
   });
 }
 
-template <class T>
-ForwardKernel forward_loose(int vectors, int lanes) {
-  if (lanes > 32) return norm_forward_loose_overlapped_sm90<T>;
-  return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
-    return norm_forward_loose_sm90<T, count, of_row>;
-  });
-}
-
 template <class T, bool kPlain>
-ForwardKernel forward_odd(int vectors, int lanes, int sure) {
+ForwardKernel forward_loose(int vectors, int lanes, int sure) {
   if (lanes > 32) {
     constexpr int kMost = 28 * 2 / sizeof(T);
-    if (kPlain && sure >= kMost) return norm_forward_odd_sm90<T, 4, 0, true, kMost>;
-    return norm_forward_odd_sm90<T, 4, 0, kPlain>;
+    if (kPlain && sure >= kMost) return norm_forward_loose_sm90<T, 4, 0, true, kMost>;
+    return norm_forward_loose_sm90<T, 4, 0, kPlain>;
   }
   return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
-    return norm_forward_odd_sm90<T, count, of_row, kPlain>;
+    return norm_forward_loose_sm90<T, count, of_row, kPlain>;
   });
 }
 
@@ -61,13 +52,9 @@ ForwardKernel forward_odd(int vectors, int lanes, int sure) {
     return vectors == 3 ? norm_forward_overlapped_sm90<T, 3> : norm_forward_overlapped_sm90<T, 4>; \
   }                                                                                                \
   template <>                                                                                      \
-  ForwardKernel forward_odd_kernel<T>(int vectors, int lanes, int sure, bool plain) {              \
-    return plain ? forward_odd<T, true>(vectors, lanes, sure)                                      \
-                 : forward_odd<T, false>(vectors, lanes, sure);                                    \
-  }                                                                                                \
-  template <>                                                                                      \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes) {                                  \
-    return forward_loose<T>(vectors, lanes);                                                       \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool plain) {            \
+    return plain ? forward_loose<T, true>(vectors, lanes, sure)                                    \
+                 : forward_loose<T, false>(vectors, lanes, sure);                                  \
   }
 
 }  // namespace ikbo::norm

@@ -55,7 +55,8 @@ struct LooseColumns {
     const T* const from = reinterpret_cast<const T*>(row) + first;
     return has(slot) ? static_cast<float>(from[slot * kStep]) : 0.0f;
   }
-  // The same of shared memory that goes on behind the row for another step.
+  // The same of shared memory that goes on behind the row, for as many steps as each() takes at
+  // once.
   template <class T>
   __device__ float load_padded(const char* row, int slot) const {
     const float value = static_cast<float>((reinterpret_cast<const T*>(row) + first)[slot * kStep]);

@@ -94,19 +94,14 @@ ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
   return forward_overlapped_kernel<float>(vectors);
 }
 
-ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) {
-  if (type == ElementType::kBfloat16) return forward_loose_kernel<__nv_bfloat16>(vectors, lanes);
-  if (type == ElementType::kFloat16) return forward_loose_kernel<__half>(vectors, lanes);
-  return forward_loose_kernel<float>(vectors, lanes);
-}
-
-ForwardKernel forward_odd_kernel_of(ElementType type, int vectors, int lanes, int sure,
-                                    bool plain) {
+ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes, int sure,
+                                      bool plain) {
   if (type == ElementType::kBfloat16) {
-    return forward_odd_kernel<__nv_bfloat16>(vectors, lanes, sure, plain);
+    return forward_loose_kernel<__nv_bfloat16>(vectors, lanes, sure, plain);
   }
-  if (type == ElementType::kFloat16) return forward_odd_kernel<__half>(vectors, lanes, sure, plain);
-  return forward_odd_kernel<float>(vectors, lanes, sure, plain);
+  if (type == ElementType::kFloat16)
+    return forward_loose_kernel<__half>(vectors, lanes, sure, plain);
+  return forward_loose_kernel<float>(vectors, lanes, sure, plain);
 }
 
 // Rows one behind the other, of one type with weight and bias, and nothing more.
@@ -168,18 +163,11 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
   }
   const NormMapping& m = config.mapping;
   if (config.has_counter()) norm::clear(p.counter, stream);
-  if (m.interleaved && config.stages == 1) {
-    const int sure = static_cast<int>(m.cta_columns / m.warps / 32);
-    launch(norm::forward_odd_kernel_of(p.x.type, m.thread_vectors, m.lanes, sure,
-                                       norm::is_plain(p, config)),
-           norm::shape_of(config), stream, p, config);
-    return;
-  }
   if (m.interleaved) {
-    LaunchShape shape = norm::shape_of(config);
-    if (!m.in_warp()) shape.block.x += 32;  // the porter
-    launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes), shape, stream, p,
-           config);
+    const int sure = static_cast<int>(m.cta_columns / m.warps / 32);
+    launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes, sure,
+                                         norm::is_plain(p, config)),
+           norm::shape_of(config), stream, p, config);
     return;
   }
   // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
@@ -241,10 +229,9 @@ void load_norm() {
     for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
     for (const int lanes : {8, 16, 32, 64}) {
       for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
-        load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes));
         for (const bool plain : {false, true}) {
-          load_kernel(norm::forward_odd_kernel_of(type, vectors, lanes, 0, plain));
-          load_kernel(norm::forward_odd_kernel_of(type, vectors, lanes, 32, plain));
+          load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, 0, plain));
+          load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, 32, plain));
         }
         load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
       }
