@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "config/device_limits.h"
@@ -218,12 +217,13 @@ struct NormConfig {
 
   NormPass pass;
   NormMapping mapping;
-  int groups;          // rows of each have weights of their own; a CTA has rows of one
-  bool direct;         // forward: a CTA for each few rows, without a ring
-  int at_once;         // rows that a warp, or the CTA, works on side by side
-  int rows_per_stage;  // of a warp, or of the CTA
-  uint32_t blocks;     // of a stage's rows, in a group
-  uint32_t owners;     // rings that have a group's blocks
+  int groups;   // rows of each have weights of their own; a CTA has rows of one
+  bool direct;  // forward: a CTA for each few rows, without a ring
+  float per_column, per_cta_column;  // 1 over a row's columns, over a CTA's part of them
+  int at_once;                       // rows that a warp, or the CTA, works on side by side
+  int rows_per_stage;                // of a warp, or of the CTA
+  uint32_t blocks;                   // of a stage's rows, in a group
+  uint32_t owners;                   // rings that have a group's blocks
   int stages;
   int stage_bytes;                      // of a ring; a warp has its own, or the CTA
   std::array<int, kMaxStaged> pitches;  // of an operand's rows in a stage, unless they touch
@@ -292,14 +292,18 @@ inline void units(NormConfig& c, const NormProblemSize& p, const DeviceLimits& d
   // Results begin up to 16 bytes before what they replace. Behind the last row lanes read on, in up
   // to 8 slots, or 4 of a row within a warp (LooseColumns::each in norm/loose.cuh).
   const int slack = 2 * 16 + (m.in_warp() ? 4 * m.lanes : 8 * 32) * 4;
-  const char* const odd = std::getenv("IKBO_ODD");
-  const int64_t unit_bytes = odd ? std::atoi(odd) : m.in_warp() ? 4096 : 16384;  // of x, about
-  const int64_t row_bytes = m.cta_columns * p.staged[0] * c.at_once;
+  // A warp takes its rows in four turns, and a CTA two, or more of short ones: what each does once,
+  // weights among it, costs as much as half a turn. More cost occupancy (docs/norms.md).
+  const int fewest = m.in_warp() ? 4 : 2;
+  const int64_t enough_bytes = m.in_warp() ? 4096 : 20480;  // of x
+  // Unless CTAs are so few that they run at once.
+  const int64_t enough_ctas = 16 * int64_t{device.sm_count};
+  const int64_t turn_bytes = m.cta_columns * p.staged[0] * c.at_once;
   c.rings = m.in_warp() ? m.warps : 1;
   int turns = 1;
   const auto teams = [&] { return ceil_div(p.rows, int64_t{turns} * c.at_once * c.rings); };
-  while (turns < 16 && 3 * turns * row_bytes <= 2 * unit_bytes &&
-         teams() * p.groups > 16 * int64_t{device.sm_count}) {
+  while (turns < 16 && (turns < fewest || 2 * turns * turn_bytes <= enough_bytes) &&
+         teams() * p.groups > enough_ctas) {
     turns *= 2;
   }
   c.rows_per_stage = turns * c.at_once;
@@ -329,6 +333,8 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.groups = p.groups;
   c.mapping = norm_mapping(pass, p.columns, p.staged[0]);
   NormMapping& m = c.mapping;
+  c.per_column = 1.0f / static_cast<float>(m.columns);
+  c.per_cta_column = 1.0f / static_cast<float>(m.cta_columns);
   for (int i = 0; i < NormConfig::kMaxStaged; ++i) {
     c.pitches[i] = m.looped ? 0 : norm_detail::pitch(m, p.staged[i]);
   }

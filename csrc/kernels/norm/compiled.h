@@ -56,20 +56,21 @@ template <class T>
 BackwardKernel backward_kernel(int vectors, bool in_warp, bool full);
 // Of interleaved columns. `lanes` of a row, 8, 16, 32 or more.
 template <class T>
-ForwardKernel forward_loose_kernel(int vectors, int lanes, int sure, bool plain);
+ForwardKernel forward_loose_kernel(int vectors, int lanes, int sure, bool cluster, bool plain);
 template <class T>
 BackwardKernel backward_loose_kernel(int vectors, int lanes);
 
-#define IKBO_NORM_KERNELS(T)                                                           \
-  template <>                                                                          \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);               \
-  template <>                                                                          \
-  ForwardKernel forward_overlapped_kernel<T>(int vectors);                             \
-  template <>                                                                          \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool plain); \
-  template <>                                                                          \
-  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);             \
-  template <>                                                                          \
+#define IKBO_NORM_KERNELS(T)                                                            \
+  template <>                                                                           \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                \
+  template <>                                                                           \
+  ForwardKernel forward_overlapped_kernel<T>(int vectors);                              \
+  template <>                                                                           \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster, \
+                                        bool plain);                                    \
+  template <>                                                                           \
+  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);              \
+  template <>                                                                           \
   BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);
 IKBO_NORM_KERNELS(__nv_bfloat16)
 IKBO_NORM_KERNELS(__half)

@@ -27,16 +27,20 @@ ForwardKernel forward_over_warps(int vectors) {
   });
 }
 
+// `sure`: slots that all threads of a row over warps have a column for.
 template <class T, bool kPlain>
-ForwardKernel forward_loose(int vectors, int lanes, int sure) {
-  if (lanes > 32) {
-    constexpr int kMost = 28 * 2 / sizeof(T);
-    if (kPlain && sure >= kMost) return norm_forward_loose_sm90<T, 4, 0, true, kMost>;
-    return norm_forward_loose_sm90<T, 4, 0, kPlain>;
+ForwardKernel forward_loose(int vectors, int lanes, int sure, bool cluster) {
+  if (lanes <= 32) {
+    return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
+      return norm_forward_loose_sm90<T, count, of_row, kPlain>;
+    });
   }
-  return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
-    return norm_forward_loose_sm90<T, count, of_row, kPlain>;
-  });
+  if constexpr (kPlain) {
+    constexpr int kMost = 28 * 2 / sizeof(T);
+    if (cluster) return norm_forward_loose_sm90<T, 4, 0, true, 0, true>;
+    if (sure >= kMost) return norm_forward_loose_sm90<T, 4, 0, true, kMost>;
+  }
+  return norm_forward_loose_sm90<T, 4, 0, kPlain>;
 }
 
 #define IKBO_NORM_FORWARD(T)                                                                       \
@@ -52,9 +56,10 @@ ForwardKernel forward_loose(int vectors, int lanes, int sure) {
     return vectors == 3 ? norm_forward_overlapped_sm90<T, 3> : norm_forward_overlapped_sm90<T, 4>; \
   }                                                                                                \
   template <>                                                                                      \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool plain) {            \
-    return plain ? forward_loose<T, true>(vectors, lanes, sure)                                    \
-                 : forward_loose<T, false>(vectors, lanes, sure);                                  \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,            \
+                                        bool plain) {                                              \
+    return plain ? forward_loose<T, true>(vectors, lanes, sure, cluster)                           \
+                 : forward_loose<T, false>(vectors, lanes, sure, cluster);                         \
   }
 
 }  // namespace ikbo::norm

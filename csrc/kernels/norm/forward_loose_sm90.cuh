@@ -7,14 +7,15 @@
 //   global ──bulk copy──> shared ──2 or 4 bytes a lane──> registers ──> over what was read ──bulk
 //   copy──> global
 //
-// A warp has a few short rows, or a CTA a row, or a cluster, and then ends: what covers memory's
+// A unit of a few rows is loaded at once by a warp, where rows are short, or a CTA, or of each row
+// its part by the CTAs of a cluster. They store it at once, too, and end: what covers memory's
 // latency is many of them an SM, not a ring.
 //
 // Results go over x and their sums over the residual, 16 bytes before it: so a row, wherever it
 // begins within 16 bytes, ends before the next one that is still to be read. Results in more bits,
 // or further apart than what came, go straight to global memory.
 //
-// Weight and bias wait in registers, in x's type or in fp32, before the rows are there.
+// Weight and bias are in registers, in x's type or in fp32, before the rows are there.
 #pragma once
 
 #include "hopper/dependent_launch.cuh"
@@ -32,15 +33,17 @@ __device__ inline float inverse_root(float value) {
   return better == better ? better : root;
 }
 
-// Threads of a CTA, and CTAs an SM, from the registers that values and parameters take.
-template <int kLanes>
-inline constexpr int kLooseThreads = kLanes > 0 ? 32 * kNormUnitWarps : 256;
-template <class T, int kVectors, int kLanes, bool kPlain>
+// Threads that registers are shared out to: of a CTA, at most, and of the CTAs of an SM. Values and
+// parameters take a register a slot each, and those of fp32 two.
+template <int kLanes, bool kCluster>
+inline constexpr int kLooseThreads = kLanes > 0 ? 32 * kNormUnitWarps
+                                     : kCluster ? 320
+                                                : 256;
+template <class T, int kVectors, int kLanes, bool kPlain, bool kCluster>
 constexpr int loose_ctas() {
-  constexpr int kSlots = kVectors * 16 / sizeof(T);
-  constexpr int kHeld = kSlots * (sizeof(T) == 2 ? 2 : 3);
+  constexpr int kHeld = kVectors * 16 / sizeof(T) * (sizeof(T) == 2 ? 2 : 3);
   if (!kPlain) return kLanes == 0 ? 1 : 4;
-  if (kLanes == 0) return 3;
+  if (kLanes == 0) return kCluster ? 2 : 3;
   return kHeld <= 16 ? 10 : kHeld <= 32 ? 8 : kHeld <= 48 ? 7 : 5;
 }
 
@@ -136,8 +139,7 @@ struct LooseParameters {
   }
 };
 
-// A unit's rows in its place in shared memory, x first. Of `place`; what follows from it is
-// computed again where that is recomputed().
+// The rows of a unit, and where they are in shared memory.
 struct LooseUnit {
   char* stage;
   uint32_t first;
@@ -186,8 +188,18 @@ struct LooseUnit {
       if (lane == 0) hopper::arrive_expect_bytes(full, bytes);
     }
   }
+  // Of x, the residual, or results that take their places.
   __device__ const char* place_of(const Staged& rows, int i) const {
     return rows.in_stage<false>(stage, first, i);
+  }
+  // Results, by a warp, when all have put theirs in place and it knows of it.
+  __device__ void store(const Staged& results) const {
+    const int step = results.touches() ? count : 1;
+#pragma unroll 1
+    for (int i = 0; i < count; i += step) {
+      store_span<char>(const_cast<char*>(results.source(first + i)), place_of(results, i),
+                       step * results.row_bytes);
+    }
   }
 };
 
@@ -197,11 +209,12 @@ struct LooseOutlet {
   Staged rows;
   bool staged;  // else they are stored by themselves
 
+  // `pitch` of the rows in place of which they come, unless these touch.
   __device__ LooseOutlet(const LooseUnit& unit_, const Staged& over, ElementType over_type,
-                         const NormMatrix& m, int size, const Place& place, int columns,
+                         int pitch, const NormMatrix& m, int size, const Place& place, int columns,
                          const NormConfig& config)
       : unit(unit_) {
-    rows.init(m, place, columns, config, over.step, over.offset - 16, size);
+    rows.init(m, place, columns, config, pitch, over.offset - 16, size);
     staged = size <= size_of(over_type) && rows.step <= over.step;
   }
   // A unit's i-th row, by threads that have columns of it.
@@ -215,22 +228,16 @@ struct LooseOutlet {
       at.each([&](int slot) { at.store(to, slot, value(slot)); });
     }
   }
-  // By a warp, when all have put theirs and it knows of it.
   __device__ void store() const {
-    if (!staged) return;
-    const int step = rows.touches() ? unit.count : 1;
-#pragma unroll 1
-    for (int i = 0; i < unit.count; i += step) {
-      store_span<char>(const_cast<char*>(rows.source(unit.first + i)), unit.place_of(rows, i),
-                       step * rows.row_bytes);
-    }
+    if (staged) unit.store(rows);
   }
 };
 
 // kPlain: rows that lie one behind the other, all operands in x's type, no residual, offset, groups
-// nor scale. Nothing of these is asked about then.
-template <class T, int kVectors, int kLanes, bool kPlain, int kSure = 0>
-__global__ void __launch_bounds__(kLooseThreads<kLanes>, loose_ctas<T, kVectors, kLanes, kPlain>())
+// nor scale; nor clusters, unless kCluster. Nothing of these is asked about then.
+template <class T, int kVectors, int kLanes, bool kPlain, int kSure = 0, bool kCluster = false>
+__global__ void __launch_bounds__(kLooseThreads<kLanes, kCluster>,
+                                  loose_ctas<T, kVectors, kLanes, kPlain, kCluster>())
     norm_forward_loose_sm90(const __grid_constant__ NormForward p,
                             const __grid_constant__ NormConfig config) {
   constexpr int kVector = 16 / sizeof(T);
@@ -239,13 +246,15 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes>, loose_ctas<T, kVectors,
   constexpr int kAtOnce = kInWarp ? 32 / kLanes : 1;  // rows of a warp at once
   constexpr int kRowLanes = kInWarp ? kLanes : 32;
   extern __shared__ __align__(128) char shared_bytes[];
-  __shared__ hopper::Barrier full[kInWarp ? kLooseThreads<kLanes> / 32 : 1];
+  __shared__ hopper::Barrier full[kInWarp ? kNormUnitWarps : 1];
   __shared__ Exchange shared;
 
   const NormMapping& m = config.mapping;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int unit = kInWarp ? warp : 0;  // of the CTA's
-  const Place place = kPlain ? Place{1, 0, 0, blockIdx.x, 0} : Place::of_cta<kInWarp>(config);
+  constexpr bool kSideBySide = kPlain && !kCluster;
+  const Place place = kSideBySide ? Place{1, 0, 0, blockIdx.x, 0} : Place::of_cta<kInWarp>(config);
   const int mine = kInWarp ? lane / kLanes : 0;
   const At at = At::of_span(m, place.first_column);
   const uint32_t first_row =
@@ -254,10 +263,24 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes>, loose_ctas<T, kVectors,
   const int count = static_cast<int>(
       min(static_cast<uint32_t>(config.rows_per_stage), static_cast<uint32_t>(p.rows) - first_row));
   char* const stage = shared_bytes + unit * config.stage_bytes;
-  const LooseUnit rows = kPlain ? LooseUnit::plain<T>(stage, first_row, count, p, at.count)
-                                : LooseUnit(stage, first_row, count, p, place, at.count, config);
+  const LooseUnit rows = kSideBySide
+                             ? LooseUnit::plain<T>(stage, first_row, count, p, at.count)
+                             : LooseUnit(stage, first_row, count, p, place, at.count, config);
+  const auto plain_y = [&] {
+    Staged y = LooseUnit::side_by_side(p.y.data, at.count * sizeof(T), 0);
+    if (!kSideBySide) y.init(p.y, place, at.count, config, config.pitches[0], 0, sizeof(T));
+    return y;
+  };
   const bool has_residual = !kPlain && p.residual.data;
   const bool has_sums = has_residual && p.residual_out.data;
+  const auto outlet_of_y = [&] {
+    return LooseOutlet(rows, rows.x, p.x.type, config.pitches[0], p.y,
+                       p.quantizes() ? 1 : size_of(p.y.type), place, at.count, config);
+  };
+  const auto outlet_of_sums = [&] {
+    return LooseOutlet(rows, rows.residual, p.residual.type, config.pitches[1], p.residual_out,
+                       size_of(p.residual_out.type), place, at.count, config);
+  };
 
   if (kInWarp || warp == 0) {
     if (lane == 0) {
@@ -270,7 +293,7 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes>, loose_ctas<T, kVectors,
   begin(p, config);
   hopper::allow_next_kernel();
   if (kInWarp || warp == 0) {
-    if constexpr (kPlain) {
+    if constexpr (kSideBySide) {
       rows.load_plain(full[unit]);
     } else {
       rows.load(p, full[unit]);
@@ -278,9 +301,13 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes>, loose_ctas<T, kVectors,
     __syncwarp();
   }
   const LooseParameters<T, At, kPlain> parameters(p, place, at);
-  const float per_column = 1.0f / static_cast<float>(m.columns);
+  const float per_column = config.per_column;
   const float per_part_column =
       kInWarp ? per_column : __fdividef(1.0f, static_cast<float>(at.columns));
+  // The last CTA of a cluster may have fewer columns.
+  const float per_cta_column = kSideBySide || at.count == m.cta_columns
+                                   ? config.per_cta_column
+                                   : __fdividef(1.0f, static_cast<float>(at.count));
   meet<kInWarp>(place);  // barriers are there
   hopper::wait(full[unit], 0);
   [[maybe_unused]] uint32_t exchanges = 0;
@@ -306,8 +333,7 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes>, loose_ctas<T, kVectors,
       });
       if (has_sums) {
         // Over the residual, which all have read first.
-        const LooseOutlet sums(rows, rows.residual, p.residual.type, p.residual_out,
-                               size_of(p.residual_out.type), place, at.count, config);
+        const LooseOutlet sums = outlet_of_sums();
         if constexpr (kInWarp) {
           __syncwarp();
         } else {
@@ -340,12 +366,9 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes>, loose_ctas<T, kVectors,
     float away = 0.0f;  // of the mean that values are deviations from, from the row's
     if constexpr (!kInWarp) {
       // Behind its barrier all have read x.
-      const float4 whole =
-          exchange(shared, exchanges, place.cluster,
-                   {part_sum, squares, static_cast<float>(at.columns), mean},
-                   Moments{p.layer, false,
-                           kPlain ? per_column : 1.0f / static_cast<float>(at.count), per_column},
-                   [] {});
+      const float4 whole = exchange(shared, exchanges, place.cluster,
+                                    {part_sum, squares, static_cast<float>(at.columns), mean},
+                                    Moments{p.layer, false, per_cta_column, per_column}, [] {});
       squares = whole.y;
       away = mean - whole.w;
       mean = whole.w;
@@ -364,8 +387,7 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes>, loose_ctas<T, kVectors,
       return kInWarp ? values[s] * rstd : fmaf(values[s], rstd, shift);
     };
     if constexpr (kPlain) {
-      char* const to = const_cast<char*>(
-          rows.place_of(LooseUnit::side_by_side(p.y.data, at.count * sizeof(T), 0), in_unit));
+      char* const to = const_cast<char*>(rows.place_of(plain_y(), in_unit));
       if (has_row) {
         parameters.with_held(at, [&](int s, float w, float b) {
           at.store(to, s, static_cast<T>(fmaf(normalized(s), w, b)));
@@ -376,8 +398,7 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes>, loose_ctas<T, kVectors,
     at.each([&](int s) { values[s] = normalized(s); });
     parameters.apply(p, place, at, values);
 
-    const LooseOutlet y(rows, rows.x, p.x.type, p.y, p.quantizes() ? 1 : size_of(p.y.type), place,
-                        at.count, config);
+    const LooseOutlet y = outlet_of_y();
     if (!p.quantizes()) {
       with_type<T>(p.y.type, [&](auto zero) {
         using U = decltype(zero);
@@ -415,18 +436,10 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes>, loose_ctas<T, kVectors,
   // By the thread that stores: for those who have written it would cost a wait.
   if (lane == 0) hopper::fence_shared_for_async();
   if constexpr (kPlain) {
-    const Staged y = LooseUnit::side_by_side(p.y.data, at.count * sizeof(T), 0);
-    store_span<char>(const_cast<char*>(y.source(first_row)), rows.place_of(y, 0),
-                     count * y.row_bytes);
+    rows.store(plain_y());
   } else {
-    LooseOutlet(rows, rows.x, p.x.type, p.y, p.quantizes() ? 1 : size_of(p.y.type), place, at.count,
-                config)
-        .store();
-    if (has_sums) {
-      LooseOutlet(rows, rows.residual, p.residual.type, p.residual_out,
-                  size_of(p.residual_out.type), place, at.count, config)
-          .store();
-    }
+    outlet_of_y().store();
+    if (has_sums) outlet_of_sums().store();
   }
   if (lane == 0) hopper::tma_store_wait_read<0>();
 }

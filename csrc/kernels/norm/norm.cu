@@ -95,13 +95,14 @@ ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
 }
 
 ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes, int sure,
-                                      bool plain) {
+                                      bool cluster, bool plain) {
   if (type == ElementType::kBfloat16) {
-    return forward_loose_kernel<__nv_bfloat16>(vectors, lanes, sure, plain);
+    return forward_loose_kernel<__nv_bfloat16>(vectors, lanes, sure, cluster, plain);
   }
-  if (type == ElementType::kFloat16)
-    return forward_loose_kernel<__half>(vectors, lanes, sure, plain);
-  return forward_loose_kernel<float>(vectors, lanes, sure, plain);
+  if (type == ElementType::kFloat16) {
+    return forward_loose_kernel<__half>(vectors, lanes, sure, cluster, plain);
+  }
+  return forward_loose_kernel<float>(vectors, lanes, sure, cluster, plain);
 }
 
 // Rows one behind the other, of one type with weight and bias, and nothing more.
@@ -109,8 +110,8 @@ bool is_plain(const NormForward& p, const NormConfig& config) {
   const auto touches = [&](const NormMatrix& m) {
     return p.rows == 1 || m.row_bytes == config.mapping.columns * bytes_of(m.type);
   };
-  return config.groups == 1 && config.mapping.cluster == 1 && p.residual.data == nullptr &&
-         !p.quantizes() && p.weight_offset == 0.0f && touches(p.x) && touches(p.y) &&
+  return config.groups == 1 && p.residual.data == nullptr && !p.quantizes() &&
+         p.weight_offset == 0.0f && touches(p.x) && touches(p.y) &&
          all_of_type(p.x.type, {p.weight, p.bias, p.y});
 }
 
@@ -165,7 +166,7 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
   if (config.has_counter()) norm::clear(p.counter, stream);
   if (m.interleaved) {
     const int sure = static_cast<int>(m.cta_columns / m.warps / 32);
-    launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes, sure,
+    launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes, sure, m.cluster > 1,
                                          norm::is_plain(p, config)),
            norm::shape_of(config), stream, p, config);
     return;
@@ -230,8 +231,10 @@ void load_norm() {
     for (const int lanes : {8, 16, 32, 64}) {
       for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
         for (const bool plain : {false, true}) {
-          load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, 0, plain));
-          load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, 32, plain));
+          for (const int sure : {0, 32}) {
+            load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, sure, false, plain));
+          }
+          load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, 0, true, plain));
         }
         load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
       }
