@@ -164,8 +164,12 @@ WORK: list[tuple[Callable[..., None], tuple[object, ...]]] = [
     (norm, (9, 262_144)),  # of 16
     (norm, (9, 262_145)),  # looped
     (norm, (9, 40_001)),
-    (norm, (9000, 257)),  # enough rows for rings in the forward
+    (norm, (9000, 257)),
     (norm, (9000, 769)),
+    (norm, (36_000, 33)),  # several turns a warp, several rows a CTA
+    (norm, (2200, 1030)),
+    (norm, (37, 4095, torch.float16)),
+    (norm, (37, 2047, torch.float32)),
     (norm, (9000, 257, torch.bfloat16, 1)),
     (norm, (2100, 1024)),
     (norm, (600, 4095)),
