@@ -154,6 +154,13 @@ struct LooseUnit {
     rows.x = side_by_side(p.x.data, columns * sizeof(T), 16);
     return rows;
   }
+  template <class T, bool kSideBySide>
+  __device__ static Staged plain_y(const NormForward& p, const Place& place, int columns,
+                                   const NormConfig& config) {
+    Staged y = side_by_side(p.y.data, columns * sizeof(T), 0);
+    if (!kSideBySide) y.init(p.y, place, columns, config, config.pitches[0], 0, sizeof(T));
+    return y;
+  }
   __device__ static Staged side_by_side(const void* data, int row_bytes, int offset) {
     return {static_cast<const char*>(data), row_bytes, row_bytes, row_bytes, offset};
   }
@@ -209,13 +216,16 @@ struct LooseOutlet {
   Staged rows;
   bool staged;  // else they are stored by themselves
 
-  // `pitch` of the rows in place of which they come, unless these touch.
-  __device__ LooseOutlet(const LooseUnit& unit_, const Staged& over, ElementType over_type,
-                         int pitch, const NormMatrix& m, int size, const Place& place, int columns,
-                         const NormConfig& config)
+  // Of y, over x, or of x + residual, over the residual.
+  __device__ LooseOutlet(const LooseUnit& unit_, const NormForward& p, const Place& place,
+                         int columns, const NormConfig& config, bool sums)
       : unit(unit_) {
-    rows.init(m, place, columns, config, pitch, over.offset - 16, size);
-    staged = size <= size_of(over_type) && rows.step <= over.step;
+    const Staged& over = sums ? unit.residual : unit.x;
+    const NormMatrix& from = sums ? p.residual : p.x;
+    const NormMatrix& to = sums ? p.residual_out : p.y;
+    const int size = !sums && p.quantizes() ? 1 : size_of(to.type);
+    rows.init(to, place, columns, config, config.pitches[sums], over.offset - 16, size);
+    staged = size <= size_of(from.type) && rows.step <= over.step;
   }
   // A unit's i-th row, by threads that have columns of it.
   template <class At, class Value>
@@ -266,21 +276,8 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes, kCluster>,
   const LooseUnit rows = kSideBySide
                              ? LooseUnit::plain<T>(stage, first_row, count, p, at.count)
                              : LooseUnit(stage, first_row, count, p, place, at.count, config);
-  const auto plain_y = [&] {
-    Staged y = LooseUnit::side_by_side(p.y.data, at.count * sizeof(T), 0);
-    if (!kSideBySide) y.init(p.y, place, at.count, config, config.pitches[0], 0, sizeof(T));
-    return y;
-  };
   const bool has_residual = !kPlain && p.residual.data;
   const bool has_sums = has_residual && p.residual_out.data;
-  const auto outlet_of_y = [&] {
-    return LooseOutlet(rows, rows.x, p.x.type, config.pitches[0], p.y,
-                       p.quantizes() ? 1 : size_of(p.y.type), place, at.count, config);
-  };
-  const auto outlet_of_sums = [&] {
-    return LooseOutlet(rows, rows.residual, p.residual.type, config.pitches[1], p.residual_out,
-                       size_of(p.residual_out.type), place, at.count, config);
-  };
 
   if (kInWarp || warp == 0) {
     if (lane == 0) {
@@ -333,7 +330,7 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes, kCluster>,
       });
       if (has_sums) {
         // Over the residual, which all have read first.
-        const LooseOutlet sums = outlet_of_sums();
+        const LooseOutlet sums(rows, p, place, at.count, config, true);
         if constexpr (kInWarp) {
           __syncwarp();
         } else {
@@ -387,7 +384,8 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes, kCluster>,
       return kInWarp ? values[s] * rstd : fmaf(values[s], rstd, shift);
     };
     if constexpr (kPlain) {
-      char* const to = const_cast<char*>(rows.place_of(plain_y(), in_unit));
+      char* const to = const_cast<char*>(
+          rows.place_of(LooseUnit::plain_y<T, kSideBySide>(p, place, at.count, config), in_unit));
       if (has_row) {
         parameters.with_held(at, [&](int s, float w, float b) {
           at.store(to, s, static_cast<T>(fmaf(normalized(s), w, b)));
@@ -398,7 +396,7 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes, kCluster>,
     at.each([&](int s) { values[s] = normalized(s); });
     parameters.apply(p, place, at, values);
 
-    const LooseOutlet y = outlet_of_y();
+    const LooseOutlet y(rows, p, place, at.count, config, false);
     if (!p.quantizes()) {
       with_type<T>(p.y.type, [&](auto zero) {
         using U = decltype(zero);
@@ -436,10 +434,10 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes, kCluster>,
   // By the thread that stores: for those who have written it would cost a wait.
   if (lane == 0) hopper::fence_shared_for_async();
   if constexpr (kPlain) {
-    rows.store(plain_y());
+    rows.store(LooseUnit::plain_y<T, kSideBySide>(p, place, at.count, config));
   } else {
-    outlet_of_y().store();
-    if (has_sums) outlet_of_sums().store();
+    LooseOutlet(rows, p, place, at.count, config, false).store();
+    if (has_sums) LooseOutlet(rows, p, place, at.count, config, true).store();
   }
   if (lane == 0) hopper::tma_store_wait_read<0>();
 }
