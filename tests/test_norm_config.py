@@ -141,24 +141,31 @@ def test_long_rows_take_clusters_and_longer_ones_a_loop() -> None:
 
 @given(
     st.integers(0, 200_000), columns, st.lists(element_bytes, min_size=1, max_size=2), directions,
-    st.booleans(), st.sampled_from(DEVICES), st.sampled_from([1, 1, 5, 32, 200]),
+    st.booleans(), st.sampled_from(DEVICES), st.sampled_from([1, 1, 5, 32, 200]), st.booleans(),
+    st.booleans(),
 )  # fmt: skip
 def test_config(
     rows: int, n: int, staged: list[int], backward: bool, bias: bool, device: _host.DeviceLimits,
-    groups: int,
+    groups: int, aligned: bool, halves: bool,
 ) -> None:  # fmt: skip
     if backward:
         staged = [*staged, 2]
     operands = tuple([*staged, 0, 0][:3])
-    config = _host.norm_config(rows, n, operands, bias, backward, device, groups)
+    config = _host.norm_config(rows, n, operands, bias, backward, device, groups, aligned, halves)
     mapping = config.mapping
     assert json.loads(repr(config))["grid"] == config.grid
     if mapping.looped:
         return
-    assert config.grid % (mapping.cluster * groups) == 0
-    teams = config.grid // mapping.cluster // groups
-    if config.direct:
-        assert not backward and config.shared_bytes == config.parameter_bytes
+    # Whole rows lie in one CTA, some of them as the halves of 1024 threads.
+    in_cta = mapping.cluster == 1 or (
+        halves and mapping.cluster == 2 and mapping.thread_vectors == 4
+    )
+    assert config.whole == (aligned and in_cta and not backward and mapping.idle_slots == 0)
+    ctas = 1 if config.whole else mapping.cluster
+    assert config.grid % (ctas * groups) == 0
+    teams = config.grid // ctas // groups
+    if config.whole or config.direct:
+        assert not backward and config.shared_bytes == config.parameter_bytes <= SHARED_BYTES
         each = mapping.warps * max(1, 32 // mapping.lanes) if mapping.in_warp else 1
         assert teams == -(-rows // each)
         return
@@ -216,9 +223,12 @@ def test_ctas_of_the_backward_have_about_the_same_rows(rows: int, n: int) -> Non
 def test_mapping_does_not_depend_on_the_rows(
     n: int, size: int, backward: bool, few: int, many: int
 ) -> None:
+    """Nor on where rows lie."""
     layouts = {
-        (m.lanes, m.thread_vectors, m.cluster, m.cta_columns)
+        (m.lanes, m.thread_vectors, m.cluster, m.cta_columns, m.looped)
         for rows in (few, many)
-        for m in [_host.norm_config(rows, n, (size, 2, 0), False, backward, H200).mapping]
+        for aligned in (False, True)
+        for config in [_host.norm_config(rows, n, (size, 2, 0), False, backward, H200, 1, aligned)]
+        for m in [config.mapping]
     }
     assert len(layouts) == 1

@@ -32,8 +32,8 @@ def _cells(columns: int, backward: bool) -> list[str]:
         )
     else:
         where = f"{m.warps} warps" if m.cluster == 1 else f"{m.cluster} x {m.warps} warps"
-    if config.direct:
-        return [f"{m.lanes} x {m.thread_vectors}", where, "direct"]
+    if config.whole:
+        return [f"{m.lanes} x {m.thread_vectors}", where, "none"]
     if m.interleaved and not backward:
         kilobytes = config.stage_bytes * config.rings / 1024
         return [

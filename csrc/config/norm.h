@@ -213,12 +213,14 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
 struct NormConfig {
   static constexpr int kMaxStages = 6;
   static constexpr int kMaxStaged = 3;
+  static constexpr int kWholeWarps = 4;   // of a CTA of whole rows that lie within warps
   static constexpr int kPairVectors = 2;  // up to which the backward's CTA takes two rows at once
 
   NormPass pass;
   NormMapping mapping;
   int groups;   // rows of each have weights of their own; a CTA has rows of one
-  bool direct;  // forward: a CTA for each few rows, without a ring
+  bool whole;   // forward, of whole aligned vectors: threads for every row, without a ring
+  bool direct;  // forward, others: a CTA for each few rows, without a ring
   float per_column, per_cta_column;  // 1 over a row's columns, over a CTA's part of them
   int at_once;                       // rows that a warp, or the CTA, works on side by side
   int rows_per_stage;                // of a warp, or of the CTA
@@ -235,6 +237,7 @@ struct NormConfig {
   bool paced;      // forward, clusters: who is ahead of the others waits
   int lead;        // backward: turns that a CTA may be ahead of the average; 0: any
   // Forward: every thread keeps its vectors of weight and bias, in x's type, in shared memory.
+  // Whole rows: where they are few, for their loads then don't wait for the row.
   bool keeps_parameters;
 
   constexpr bool has_counter() const { return by_ticket || paced; }
@@ -267,6 +270,9 @@ struct NormProblemSize {
   // and residual; backward: x, grad_y, grad_residual_out.
   std::array<int, NormConfig::kMaxStaged> staged;
   bool bias_sums;  // backward: whether grad_bias is wanted
+  // Forward: whether all rows of x, the residual and the results begin at multiples of 16 bytes,
+  // and whether norm_forward_plain_sm90 takes them without a mean.
+  bool aligned, halves;
 };
 
 namespace norm_detail {
@@ -342,6 +348,19 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.rows_per_stage = 1;
   c.rings = 1;
   c.bias_sums = !forward && p.bias_sums && !m.looped;
+  // Both parts of a row for a cluster of two, of 4 vectors a thread, suit one CTA of 1024 threads.
+  const bool halves = p.halves && m.cluster == 2 && m.thread_vectors == 4;
+  if (forward && p.aligned && !m.looped && m.idle_slots() == 0 && (m.cluster == 1 || halves)) {
+    // With weights on their way at once few rows are done in 0.55 to 0.75 of the time. With more
+    // rows than run at a time, 32 warps an SM, others cover the wait and registers would be missed.
+    constexpr int kWarpsAtOnce = 32;
+    if (m.in_warp()) m.warps = NormConfig::kWholeWarps;
+    const int64_t rows_per_cta = m.in_warp() ? m.warps * c.at_once : 1;
+    c.whole = true;
+    c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * p.groups;
+    c.keeps_parameters = int64_t{c.grid} * m.warps <= int64_t{kWarpsAtOnce} * device.sm_count;
+    return c;
+  }
   // A CTA without a second stage would wait for each row.
   const auto fits = [&] {
     return m.in_warp() || 2 * norm_detail::staged_row_bytes(c) + c.kept_bytes() + kStaticBytes <=
@@ -469,13 +488,16 @@ inline std::string to_json(const NormConfig& c) {
     return std::string(", \"") + key + "\": " + std::to_string(value);
   };
   std::string text = std::string("{\"kernel\": \"norm_") + name(c.pass) +
-                     (m.looped ? "_looped" : "") + "_sm90\"" + number("columns", m.columns);
+                     (c.whole    ? "_whole"
+                      : m.looped ? "_looped"
+                                 : "") +
+                     "_sm90\"" + number("columns", m.columns);
   if (!m.looped) {
     text += number("cluster", m.cluster) + number("warps", m.warps) +
             number("threads_per_row", m.lanes) + number("vectors_per_thread", m.thread_vectors) +
             number("elements_per_vector", m.vector) + number("idle", m.idle_slots()) +
             ", \"interleaved\": " + (m.interleaved ? "true" : "false");
-    if (!c.direct) {
+    if (!c.direct && !c.whole) {
       text += number("rows_per_stage", c.rows_per_stage) + number("stages", c.stages) +
               ", \"by_ticket\": " + (c.by_ticket ? "true" : "false") +
               ", \"paced\": " + (c.paced ? "true" : "false");

@@ -428,6 +428,7 @@ void bind_norm(py::module_& m) {
   py::class_<NormConfig>(m, "NormConfig")
       .def_readonly("mapping", &NormConfig::mapping)
       .def_readonly("groups", &NormConfig::groups)
+      .def_readonly("whole", &NormConfig::whole)
       .def_readonly("direct", &NormConfig::direct)
       .def_readonly("rows_per_stage", &NormConfig::rows_per_stage)
       .def_readonly("blocks", &NormConfig::blocks)
@@ -450,14 +451,17 @@ void bind_norm(py::module_& m) {
   m.def(
       "norm_config",
       [](int64_t rows, int64_t columns, const std::array<int, NormConfig::kMaxStaged>& staged,
-         bool bias_sums, bool backward, const ikbo::DeviceLimits& device, int groups) {
+         bool bias_sums, bool backward, const ikbo::DeviceLimits& device, int groups, bool aligned,
+         bool halves) {
         if (columns < 1 || groups < 1 || staged[0] < 1)
           throw py::value_error("nothing to normalise");
-        return ikbo::norm_config(norm_pass(backward), {rows, columns, groups, staged, bias_sums},
+        return ikbo::norm_config(norm_pass(backward),
+                                 {rows, columns, groups, staged, bias_sums, aligned, halves},
                                  device);
       },
       py::arg("rows"), py::arg("columns"), py::arg("staged"), py::arg("bias_sums"),
-      py::arg("backward"), py::arg("device"), py::arg("groups") = 1);
+      py::arg("backward"), py::arg("device"), py::arg("groups") = 1, py::arg("aligned") = true,
+      py::arg("halves") = false);
 }
 
 }  // namespace

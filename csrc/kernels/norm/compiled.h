@@ -47,11 +47,23 @@ auto pick_loose(int vectors, int lanes, const Pick& pick) {
   return vectors == 3 ? pick(kNumber<3>, kNumber<32>) : pick(kNumber<4>, kNumber<32>);
 }
 
+// Of vectors at any address, up to 2, 4 or 9; `full`, of clusters alone, 3 or 4.
 template <class T>
 ForwardKernel forward_kernel(int vectors, bool in_warp, bool full);
-// Of rows over warps, 3 or 4 vectors, full: norm_forward_overlapped_sm90.
+// Of full rows over warps, 3 or 4 vectors: norm_forward_overlapped_sm90.
 template <class T>
 ForwardKernel forward_overlapped_kernel(int vectors);
+// Of whole aligned rows that lie in a CTA.
+enum class WholeForm {
+  kGeneral,  // norm_forward_whole_sm90
+  kPlain,    // norm_forward_plain_sm90
+  kEarly,    // the same where rows are few: weights and biases are loaded as early as x
+  kHeads,    // without a mean; with groups or a weight_offset
+  kHalves,   // without a mean; of a row for a cluster of two, all in one CTA. 4 vectors
+  kQuant,    // norm_forward_quant_sm90
+};
+template <class T>
+ForwardKernel forward_whole_kernel(int vectors, bool in_warp, bool layer, WholeForm form);
 template <class T>
 BackwardKernel backward_kernel(int vectors, bool in_warp, bool full);
 // Of interleaved columns. `lanes` of a row, 8, 16, 32 or more.
@@ -60,17 +72,19 @@ ForwardKernel forward_loose_kernel(int vectors, int lanes, int sure, bool cluste
 template <class T>
 BackwardKernel backward_loose_kernel(int vectors, int lanes);
 
-#define IKBO_NORM_KERNELS(T)                                                            \
-  template <>                                                                           \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                \
-  template <>                                                                           \
-  ForwardKernel forward_overlapped_kernel<T>(int vectors);                              \
-  template <>                                                                           \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster, \
-                                        bool plain);                                    \
-  template <>                                                                           \
-  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);              \
-  template <>                                                                           \
+#define IKBO_NORM_KERNELS(T)                                                                    \
+  template <>                                                                                   \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                        \
+  template <>                                                                                   \
+  ForwardKernel forward_overlapped_kernel<T>(int vectors);                                      \
+  template <>                                                                                   \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form); \
+  template <>                                                                                   \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,         \
+                                        bool plain);                                            \
+  template <>                                                                                   \
+  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);                      \
+  template <>                                                                                   \
   BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);
 IKBO_NORM_KERNELS(__nv_bfloat16)
 IKBO_NORM_KERNELS(__half)

@@ -215,20 +215,26 @@ __global__ void __launch_bounds__(kOverlappedThreads, 1)
           for (int e = 0; e < kVector; ++e) values[e] -= part_mean;
         }
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          values[e] = fmaf(values[e], rstd, shift);
-          b[e] = -0.0f;
-        }
+        for (int e = 0; e < kVector; ++e) b[e] = -0.0f;
         if constexpr (usual) {
           weight.get(v, w);
         } else {
           weight_of(v, w);
         }
         if (usual ? layer : p.bias.data != nullptr) bias.get(v, b);
+        if (early || (quantizes && p.row_scales)) {
+          // As ForwardRow.
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          values[e] = fmaf(values[e], w[e], b[e]);
-          if constexpr (quantizes && !early) values[e] *= result.z;
+          for (int e = 0; e < kVector; ++e) {
+            values[e] = __fmul_rn(__fmul_rn(values[e], w[e]), rstd);
+          }
+        } else {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            values[e] = fmaf(values[e], rstd, shift);
+            values[e] = fmaf(values[e], w[e], b[e]);
+            if constexpr (quantizes) values[e] *= result.z;
+          }
         }
         store_words(to + v * to_step, pack_words<U>(values));
       }

@@ -63,13 +63,6 @@ __global__ void norm_clear_sm90(uint32_t* counter) {
   *counter = 0;
 }
 
-// To 16 bytes, and so are all rows.
-bool is_aligned(const NormMatrix& m, int64_t rows, int groups) {
-  return m.data == nullptr ||
-         (reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && (rows <= 1 || m.row_bytes % 16 == 0) &&
-          (groups <= 1 || m.group_bytes % 16 == 0));
-}
-
 // Whether all threads have all of their vectors whole and aligned.
 bool is_full(std::initializer_list<NormMatrix> operands, int64_t rows, const NormConfig& config) {
   return config.mapping.idle_slots() == 0 &&
@@ -115,6 +108,17 @@ bool is_plain(const NormForward& p, const NormConfig& config) {
          all_of_type(p.x.type, {p.weight, p.bias, p.y});
 }
 
+ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_warp, bool layer,
+                                      WholeForm form) {
+  if (type == ElementType::kBfloat16) {
+    return forward_whole_kernel<__nv_bfloat16>(vectors, in_warp, layer, form);
+  }
+  if (type == ElementType::kFloat16) {
+    return forward_whole_kernel<__half>(vectors, in_warp, layer, form);
+  }
+  return forward_whole_kernel<float>(vectors, in_warp, layer, form);
+}
+
 BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes) {
   if (type == ElementType::kBfloat16) return backward_loose_kernel<__nv_bfloat16>(vectors, lanes);
   if (type == ElementType::kFloat16) return backward_loose_kernel<__half>(vectors, lanes);
@@ -125,6 +129,20 @@ BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, b
   if (type == ElementType::kBfloat16) return backward_kernel<__nv_bfloat16>(vectors, in_warp, full);
   if (type == ElementType::kFloat16) return backward_kernel<__half>(vectors, in_warp, full);
   return backward_kernel<float>(vectors, in_warp, full);
+}
+
+// Of whole rows.
+WholeForm whole_form(const NormForward& p, const NormConfig& config) {
+  if (p.is_usual(config.groups)) {
+    if (p.row_scales) return WholeForm::kQuant;
+    if (!p.quantizes() && p.y.type == p.x.type) {
+      if (config.mapping.cluster == 2) return WholeForm::kHalves;
+      return config.keeps_parameters ? WholeForm::kEarly : WholeForm::kPlain;
+    }
+  }
+  const bool heads = !p.layer && !p.residual.data && !p.quantizes() &&
+                     all_of_type(p.x.type, {p.weight, p.bias, p.y});
+  return heads ? WholeForm::kHeads : WholeForm::kGeneral;
 }
 
 // Of a problem whose rows are full.
@@ -147,6 +165,20 @@ LaunchShape shape_of(const NormConfig& config) {
   return shape;
 }
 
+void run_whole(NormForward p, const NormConfig& config, cudaStream_t stream) {
+  const NormMapping& m = config.mapping;
+  const WholeForm form = whole_form(p, config);
+  LaunchShape shape = shape_of(config);
+  if (form != WholeForm::kGeneral) shape.shared_bytes = 0;
+  if (form == WholeForm::kHalves) {
+    shape.block.x *= 2;
+    shape.cluster = 1;
+  }
+  if (p.weight_offset == 0.0f) p.weight_offset = -0.0f;  // changes no weight that it is added to
+  launch(forward_whole_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), p.layer, form), shape,
+         stream, p, config);
+}
+
 void clear(uint32_t* counter, cudaStream_t stream) {
   LaunchShape shape{1, 1};
   shape.overlaps_previous = true;
@@ -157,6 +189,10 @@ void clear(uint32_t* counter, cudaStream_t stream) {
 }  // namespace norm
 
 void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream) {
+  if (config.whole) {
+    norm::run_whole(p, config, stream);
+    return;
+  }
   if (config.mapping.looped) {
     launch(norm::norm_forward_looped_sm90, norm::shape_of(config), stream, p,
            config.mapping.columns, config.groups);
@@ -171,8 +207,9 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
            norm::shape_of(config), stream, p, config);
     return;
   }
-  // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
-  const bool full = norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
+  // Aligned rows are here if they are clusters'.
+  const bool full = m.cluster > 1 &&
+                    norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
                     (p.quantizes() || norm::is_full({p.y}, p.rows, config));
   if (full && norm::takes_overlapped(p, config)) {
     LaunchShape shape = norm::shape_of(config);
@@ -241,6 +278,12 @@ void load_norm() {
     }
     for (const int vectors : NormMapping::kThreadVectors) {
       for (const bool in_warp : {false, true}) {
+        using enum norm::WholeForm;
+        for (const auto form : {kGeneral, kPlain, kEarly, kHeads, kHalves, kQuant}) {
+          for (const bool layer : {false, true}) {
+            load_kernel(norm::forward_whole_kernel_of(type, vectors, in_warp, layer, form));
+          }
+        }
         for (const bool full : {false, true}) {
           load_kernel(norm::forward_kernel_of(type, vectors, in_warp, full));
           load_kernel(norm::backward_kernel_of(type, vectors, in_warp, full));
