@@ -167,13 +167,18 @@ WORK: list[tuple[Callable[..., None], tuple[object, ...]]] = [
     (norm, (9, 262_144)),  # of 16
     (norm, (9, 262_145)),  # looped
     (norm, (9, 40_001)),
-    (norm, (9000, 257)),  # enough rows for rings in the forward
+    (norm, (9000, 257)),
     (norm, (9000, 769)),
+    (norm, (36_000, 33)),  # several turns a warp, several rows a CTA
+    (norm, (2200, 1030)),
+    (norm, (37, 4095, torch.float16)),
+    (norm, (37, 2047, torch.float32)),
     (norm, (9000, 257, torch.bfloat16, 1)),
     (norm, (4300, 1024)),  # enough rows for weights to be loaded late
     (norm, (600, 4095)),
     (norm, (1030, 16_384, torch.bfloat16, 1)),  # tickets
     (norm, (9, 32_768)),  # both parts of a row in one CTA
+    (norm, (9, 16_896)),  # clusters of 3 vectors a thread
     *((norm_quant, (37, columns, 0)) for columns in NORM_COLUMNS_APART),
     (norm_quant, (9, 262_144)),
     (norm_quant, (9, 262_145)),

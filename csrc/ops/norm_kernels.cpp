@@ -153,13 +153,13 @@ const char* decline_reason(const NormProblem& p, const Tensor& x) {
 float* data_of(const OptTensor& t) { return t ? t->mutable_data_ptr<float>() : nullptr; }
 
 // `staged`: x, and what else goes through the kernel's ring. `results`: the forward's, whose rows,
-// too, may begin anywhere. `plain_rms`: as NormProblemSize's.
+// too, may begin anywhere. `usual` and `layer`: as NormProblemSize's.
 NormConfig config_of(NormPass pass, const NormProblem& p, std::initializer_list<NormMatrix> staged,
-                     std::initializer_list<NormMatrix> results, bool bias_sums, bool plain_rms,
-                     int device) {
+                     std::initializer_list<NormMatrix> results, bool bias_sums, bool usual,
+                     bool layer, int device) {
   // Without groups nothing is launched.
   const int groups = static_cast<int>(std::max<int64_t>(p.groups, 1));
-  NormProblemSize size{p.rows, p.columns, groups, {}, bias_sums, true, plain_rms};
+  NormProblemSize size{p.rows, p.columns, groups, {}, bias_sums, true, usual, layer};
   for (const auto& operands : {staged, results}) {
     for (const NormMatrix& m : operands) {
       size.aligned = size.aligned && is_aligned(m, p.rows, groups);
@@ -197,12 +197,12 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   f.eps = static_cast<float>(p.eps);
   f.weight_offset = static_cast<float>(p.weight_offset);
   f.layer = p.kind == NormKind::kLayer;
-  const bool plain_rms =
-      !f.layer && !f.quantizes() && f.y.type == f.x.type && f.is_usual(static_cast<int>(p.groups));
+  const bool usual =
+      !f.quantizes() && f.y.type == f.x.type && f.is_usual(static_cast<int>(p.groups));
   // Vectors of y in fp8 need less, which rows of whole vectors have.
-  const NormConfig config =
-      config_of(NormPass::kForward, p, {f.x, f.residual},
-                {f.residual_out, f.quantizes() ? NormMatrix{} : f.y}, false, plain_rms, device);
+  const NormConfig config = config_of(NormPass::kForward, p, {f.x, f.residual},
+                                      {f.residual_out, f.quantizes() ? NormMatrix{} : f.y}, false,
+                                      usual, f.layer, device);
   paths.kernel(config);
   if (p.rows * p.groups == 0) return true;
   OptTensor counter;
@@ -235,7 +235,7 @@ bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwa
   b.rows = p.rows;
   b.weight_offset = static_cast<float>(p.weight_offset);
   const NormConfig config = config_of(NormPass::kBackward, p, {b.x, b.grad_y, b.grad_residual_out},
-                                      {}, grads.bias.has_value(), false, device);
+                                      {}, grads.bias.has_value(), false, false, device);
   paths.kernel(config);
   if (p.groups == 0) return true;
   const auto partials = [&](const OptTensor& grad) -> OptTensor {

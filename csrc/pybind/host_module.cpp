@@ -453,16 +453,16 @@ void bind_norm(py::module_& m) {
       "norm_config",
       [](int64_t rows, int64_t columns, const std::array<int, NormConfig::kMaxStaged>& staged,
          bool bias_sums, bool backward, const ikbo::DeviceLimits& device, int groups, bool aligned,
-         bool plain_rms) {
+         bool usual, bool layer) {
         if (columns < 1 || groups < 1 || staged[0] < 1)
           throw py::value_error("nothing to normalise");
         return ikbo::norm_config(norm_pass(backward),
-                                 {rows, columns, groups, staged, bias_sums, aligned, plain_rms},
+                                 {rows, columns, groups, staged, bias_sums, aligned, usual, layer},
                                  device);
       },
       py::arg("rows"), py::arg("columns"), py::arg("staged"), py::arg("bias_sums"),
       py::arg("backward"), py::arg("device"), py::arg("groups") = 1, py::arg("aligned") = true,
-      py::arg("plain_rms") = false);
+      py::arg("usual") = true, py::arg("layer") = true);
 }
 
 }  // namespace

@@ -50,12 +50,9 @@ auto pick_loose(int vectors, int lanes, const Pick& pick) {
 // Of vectors at any address, up to 2, 4 or 9; `full`, of clusters alone, 3 or 4.
 template <class T>
 ForwardKernel forward_kernel(int vectors, bool in_warp, bool full);
-// Of full rows over warps, 3 or 4 vectors: norm_forward_overlapped_sm90.
+// Of whole aligned rows in clusters, 3 or 4 vectors: norm_forward_wide_sm90.
 template <class T>
-ForwardKernel forward_overlapped_kernel(int vectors);
-// The same without a mean and anything unusual: norm_forward_wide_sm90.
-template <class T>
-ForwardKernel forward_wide_kernel(int vectors);
+ForwardKernel forward_wide_kernel(int vectors, bool layer);
 // Of whole aligned rows that lie in a CTA.
 enum class WholeForm {
   kGeneral,  // norm_forward_whole_sm90
@@ -71,7 +68,7 @@ template <class T>
 BackwardKernel backward_kernel(int vectors, bool in_warp, bool full);
 // Of interleaved columns. `lanes` of a row, 8, 16, 32 or more.
 template <class T>
-ForwardKernel forward_loose_kernel(int vectors, int lanes);
+ForwardKernel forward_loose_kernel(int vectors, int lanes, int sure, bool cluster, bool plain);
 template <class T>
 BackwardKernel backward_loose_kernel(int vectors, int lanes);
 
@@ -79,13 +76,12 @@ BackwardKernel backward_loose_kernel(int vectors, int lanes);
   template <>                                                                                   \
   ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                        \
   template <>                                                                                   \
-  ForwardKernel forward_overlapped_kernel<T>(int vectors);                                      \
-  template <>                                                                                   \
-  ForwardKernel forward_wide_kernel<T>(int vectors);                                            \
+  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer);                                \
   template <>                                                                                   \
   ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form); \
   template <>                                                                                   \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes);                                \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,         \
+                                        bool plain);                                            \
   template <>                                                                                   \
   BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);                      \
   template <>                                                                                   \

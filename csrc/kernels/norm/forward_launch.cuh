@@ -2,8 +2,7 @@
 #pragma once
 
 #include "kernels/norm/compiled.h"
-#include "kernels/norm/forward_loose_overlapped_sm90.cuh"
-#include "kernels/norm/forward_overlapped_sm90.cuh"
+#include "kernels/norm/forward_loose_sm90.cuh"
 #include "kernels/norm/forward_quant_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
 #include "kernels/norm/forward_whole_sm90.cuh"
@@ -55,36 +54,48 @@ ForwardKernel forward_at_any_address(int vectors, bool in_warp) {
                      : norm_forward_sm90<T, 2, false, false>;
 }
 
-template <class T>
-ForwardKernel forward_loose(int vectors, int lanes) {
-  if (lanes > 32) return norm_forward_loose_overlapped_sm90<T>;
-  return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
-    return norm_forward_loose_sm90<T, count, of_row>;
-  });
+// `sure`: slots that all threads of a row over warps have a column for.
+template <class T, bool kPlain>
+ForwardKernel forward_loose(int vectors, int lanes, int sure, bool cluster) {
+  if (lanes <= 32) {
+    return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
+      return norm_forward_loose_sm90<T, count, of_row, kPlain>;
+    });
+  }
+  if constexpr (kPlain) {
+    constexpr int kMost = 28 * 2 / sizeof(T);
+    if (cluster) return norm_forward_loose_sm90<T, 4, 0, true, 0, true>;
+    if (sure >= kMost) return norm_forward_loose_sm90<T, 4, 0, true, kMost>;
+  }
+  return norm_forward_loose_sm90<T, 4, 0, kPlain>;
 }
 
-#define IKBO_NORM_FORWARD(T)                                                                       \
-  template <>                                                                                      \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                          \
-    if (!full) return forward_at_any_address<T>(vectors, in_warp);                                 \
-    return vectors == 3 ? norm_forward_sm90<T, 3, false, true>                                     \
-                        : norm_forward_sm90<T, 4, false, true>;                                    \
-  }                                                                                                \
-  template <>                                                                                      \
-  ForwardKernel forward_overlapped_kernel<T>(int vectors) {                                        \
-    return vectors == 3 ? norm_forward_overlapped_sm90<T, 3> : norm_forward_overlapped_sm90<T, 4>; \
-  }                                                                                                \
-  template <>                                                                                      \
-  ForwardKernel forward_wide_kernel<T>(int vectors) {                                              \
-    return vectors == 3 ? norm_forward_wide_sm90<T, 3> : norm_forward_wide_sm90<T, 4>;             \
-  }                                                                                                \
-  template <>                                                                                      \
-  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form) {   \
-    return forward_whole<T>(vectors, in_warp, layer, form);                                        \
-  }                                                                                                \
-  template <>                                                                                      \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes) {                                  \
-    return forward_loose<T>(vectors, lanes);                                                       \
+template <class T, int kVectors>
+ForwardKernel forward_wide(bool layer) {
+  return layer ? norm_forward_wide_sm90<T, kVectors, true>
+               : norm_forward_wide_sm90<T, kVectors, false>;
+}
+
+#define IKBO_NORM_FORWARD(T)                                                                     \
+  template <>                                                                                    \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                        \
+    if (!full) return forward_at_any_address<T>(vectors, in_warp);                               \
+    return vectors == 3 ? norm_forward_sm90<T, 3, false, true>                                   \
+                        : norm_forward_sm90<T, 4, false, true>;                                  \
+  }                                                                                              \
+  template <>                                                                                    \
+  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer) {                                \
+    return vectors == 3 ? forward_wide<T, 3>(layer) : forward_wide<T, 4>(layer);                 \
+  }                                                                                              \
+  template <>                                                                                    \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form) { \
+    return forward_whole<T>(vectors, in_warp, layer, form);                                      \
+  }                                                                                              \
+  template <>                                                                                    \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,          \
+                                        bool plain) {                                            \
+    return plain ? forward_loose<T, true>(vectors, lanes, sure, cluster)                         \
+                 : forward_loose<T, false>(vectors, lanes, sure, cluster);                       \
   }
 
 }  // namespace ikbo::norm

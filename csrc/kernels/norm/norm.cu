@@ -81,22 +81,31 @@ ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp, boo
   return forward_kernel<float>(vectors, in_warp, full);
 }
 
-ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
-  if (type == ElementType::kBfloat16) return forward_overlapped_kernel<__nv_bfloat16>(vectors);
-  if (type == ElementType::kFloat16) return forward_overlapped_kernel<__half>(vectors);
-  return forward_overlapped_kernel<float>(vectors);
+ForwardKernel forward_wide_kernel_of(ElementType type, int vectors, bool layer) {
+  if (type == ElementType::kBfloat16) return forward_wide_kernel<__nv_bfloat16>(vectors, layer);
+  if (type == ElementType::kFloat16) return forward_wide_kernel<__half>(vectors, layer);
+  return forward_wide_kernel<float>(vectors, layer);
 }
 
-ForwardKernel forward_wide_kernel_of(ElementType type, int vectors) {
-  if (type == ElementType::kBfloat16) return forward_wide_kernel<__nv_bfloat16>(vectors);
-  if (type == ElementType::kFloat16) return forward_wide_kernel<__half>(vectors);
-  return forward_wide_kernel<float>(vectors);
+ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes, int sure,
+                                      bool cluster, bool plain) {
+  if (type == ElementType::kBfloat16) {
+    return forward_loose_kernel<__nv_bfloat16>(vectors, lanes, sure, cluster, plain);
+  }
+  if (type == ElementType::kFloat16) {
+    return forward_loose_kernel<__half>(vectors, lanes, sure, cluster, plain);
+  }
+  return forward_loose_kernel<float>(vectors, lanes, sure, cluster, plain);
 }
 
-ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) {
-  if (type == ElementType::kBfloat16) return forward_loose_kernel<__nv_bfloat16>(vectors, lanes);
-  if (type == ElementType::kFloat16) return forward_loose_kernel<__half>(vectors, lanes);
-  return forward_loose_kernel<float>(vectors, lanes);
+// Rows one behind the other, of one type with weight and bias, and nothing more.
+bool is_plain(const NormForward& p, const NormConfig& config) {
+  const auto touches = [&](const NormMatrix& m) {
+    return p.rows == 1 || m.row_bytes == config.mapping.columns * bytes_of(m.type);
+  };
+  return config.groups == 1 && p.residual.data == nullptr && !p.quantizes() &&
+         p.weight_offset == 0.0f && touches(p.x) && touches(p.y) &&
+         all_of_type(p.x.type, {p.weight, p.bias, p.y});
 }
 
 ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_warp, bool layer,
@@ -136,17 +145,6 @@ WholeForm whole_form(const NormForward& p, const NormConfig& config) {
   return heads ? WholeForm::kHeads : WholeForm::kGeneral;
 }
 
-// Of a problem whose rows are full.
-bool takes_overlapped(const NormForward& p, const NormConfig& config) {
-  const NormMapping& m = config.mapping;
-  const bool aligned_groups =
-      config.groups == 1 || (p.weight.group_bytes % 16 == 0 && p.bias.group_bytes % 16 == 0);
-  return m.lanes >= 3 * 32 && m.thread_vectors >= 3 && !config.direct &&
-         config.rows_per_stage == 1 && config.keeps_parameters && aligned_groups &&
-         p.residual.data == nullptr && all_of_type(p.x.type, {p.weight, p.bias}) &&
-         (p.row_scales ? !p.layer && p.bias.data == nullptr : p.scale || p.y.type == p.x.type);
-}
-
 LaunchShape shape_of(const NormConfig& config) {
   LaunchShape shape{static_cast<unsigned>(config.grid),
                     static_cast<unsigned>(32 * config.mapping.warps)};
@@ -184,13 +182,6 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
     norm::run_whole(p, config, stream);
     return;
   }
-  if (config.wide) {
-    const NormMapping& m = config.mapping;
-    LaunchShape shape = norm::shape_of(config);
-    shape.block.x *= NormConfig::kWideTeams;
-    launch(norm::forward_wide_kernel_of(p.x.type, m.thread_vectors), shape, stream, p, config);
-    return;
-  }
   if (config.mapping.looped) {
     launch(norm::norm_forward_looped_sm90, norm::shape_of(config), stream, p,
            config.mapping.columns, config.groups);
@@ -198,24 +189,24 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
   }
   const NormMapping& m = config.mapping;
   if (config.has_counter()) norm::clear(p.counter, stream);
-  if (m.interleaved) {
+  if (config.wide) {
     LaunchShape shape = norm::shape_of(config);
-    if (!m.in_warp()) shape.block.x += 32;  // the porter
-    launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes), shape, stream, p,
+    shape.block.x *= NormConfig::kWideTeams;
+    launch(norm::forward_wide_kernel_of(p.x.type, m.thread_vectors, p.layer), shape, stream, p,
            config);
+    return;
+  }
+  if (m.interleaved) {
+    const int sure = static_cast<int>(m.cta_columns / m.warps / 32);
+    launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes, sure, m.cluster > 1,
+                                         norm::is_plain(p, config)),
+           norm::shape_of(config), stream, p, config);
     return;
   }
   // Aligned rows are here if they are clusters' and not usual.
   const bool full = m.cluster > 1 &&
                     norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
                     (p.quantizes() || norm::is_full({p.y}, p.rows, config));
-  if (full && norm::takes_overlapped(p, config)) {
-    LaunchShape shape = norm::shape_of(config);
-    shape.block.x += 32;  // exchanges sums
-    launch(norm::forward_overlapped_kernel_of(p.x.type, m.thread_vectors), shape, stream, p,
-           config);
-    return;
-  }
   launch(norm::forward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
          norm::shape_of(config), stream, p, config);
 }
@@ -263,12 +254,18 @@ void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
     for (const int vectors : {3, 4}) {
-      load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
-      load_kernel(norm::forward_wide_kernel_of(type, vectors));
+      for (const bool layer : {false, true}) {
+        load_kernel(norm::forward_wide_kernel_of(type, vectors, layer));
+      }
     }
     for (const int lanes : {8, 16, 32, 64}) {
       for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
-        load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes));
+        for (const bool plain : {false, true}) {
+          for (const int sure : {0, 32}) {
+            load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, sure, false, plain));
+          }
+          load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, 0, true, plain));
+        }
         load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
       }
     }
