@@ -23,7 +23,7 @@ inline constexpr int kWideTeams = NormConfig::kWideTeams, kWideStages = NormConf
 
 // A team's. Its warps are within two rows of one another, and so are a cluster's CTAs: four
 // buffers.
-struct WideExchange {
+struct WideForwardExchange {
   float4 of_warp[4][kMaxWarps];
   float4 of_cta[4][NormMapping::kMaxCluster];
   hopper::Barrier warps[4], ctas[4];
@@ -50,14 +50,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
                            const __grid_constant__ NormConfig config) {
   constexpr int kVector = 16 / sizeof(T);
   extern __shared__ __align__(16) char shared_bytes[];
-  __shared__ WideExchange shared[kWideTeams];
+  __shared__ WideForwardExchange shared[kWideTeams];
   const NormMapping& m = config.mapping;
   const int lane = threadIdx.x % 32;
   const int team = static_cast<int>(threadIdx.x) >= m.lanes;
   const int thread = threadIdx.x - team * m.lanes, warp = thread / 32;
   const int cluster = m.cluster;
   const uint32_t rank = hopper::cluster_cta_rank();
-  WideExchange& mine = shared[team];
+  WideForwardExchange& mine = shared[team];
   if (thread == 0) {
     mine.turns_seen = 0;
     for (int i = 0; i < 4; ++i) {
