@@ -63,7 +63,10 @@ def test_threads(n: int, size: int, backward: bool) -> None:
     if mapping.in_warp:
         assert mapping.cluster == 1
         assert mapping.lanes in (1, 2, 4, 8, 16, 32)
-        assert mapping.warps == (8 if not backward or mapping.thread_vectors > 4 else 12)
+        if mapping.interleaved and not backward:
+            assert mapping.warps == 4
+        else:
+            assert mapping.warps == (8 if not backward or mapping.thread_vectors > 4 else 12)
     else:
         assert mapping.thread_vectors <= 4
         assert mapping.lanes == 32 * mapping.warps <= 512
@@ -91,12 +94,18 @@ def test_slots_that_interleaved_rows_count_on(n: int, size: int, backward: bool)
             (8, 1), (8, 2), (16, 2), (16, 3), (32, 2), (32, 3), (32, 4)
         }  # fmt: skip
     else:
-        assert m.thread_vectors == 2
+        assert m.thread_vectors == (2 if backward else 4)
+        assert backward or m.warps <= 8
     vectors = m.thread_vectors - 1 if m.in_warp else m.thread_vectors // 2
+    slots = vectors * m.vector
+    # The forward's kernel for nearly full warps, which run_norm_forward() chooses (norm/norm.cu).
+    most = 28 * 2 // size
+    if not m.in_warp and m.cluster == 1 and m.cta_columns // m.warps // 32 >= most:
+        slots = most
     for cta in {0, m.cluster - 1}:
         for thread in range(m.lanes):
-            for v in range(vectors):
-                assert all(m.column(cta, thread, v, e) >= 0 for e in range(m.vector))
+            for slot in range(slots):
+                assert m.column(cta, thread, *divmod(slot, m.vector)) >= 0
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -132,28 +141,48 @@ def test_long_rows_take_clusters_and_longer_ones_a_loop() -> None:
 
 @given(
     st.integers(0, 200_000), columns, st.lists(element_bytes, min_size=1, max_size=2), directions,
-    st.booleans(), st.sampled_from(DEVICES), st.sampled_from([1, 1, 5, 32, 200]),
+    st.booleans(), st.sampled_from(DEVICES), st.sampled_from([1, 1, 5, 32, 200]), st.booleans(),
+    st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_config(
     rows: int, n: int, staged: list[int], backward: bool, bias: bool, device: _host.DeviceLimits,
-    groups: int,
+    groups: int, aligned: bool, usual: bool, layer: bool,
 ) -> None:  # fmt: skip
     if backward:
         staged = [*staged, 2]
     operands = tuple([*staged, 0, 0][:3])
-    config = _host.norm_config(rows, n, operands, bias, backward, device, groups)
+    usual &= groups == 1
+    config = _host.norm_config(
+        rows, n, operands, bias, backward, device, groups, aligned, usual, layer
+    )
     mapping = config.mapping
     assert json.loads(repr(config))["grid"] == config.grid
     if mapping.looped:
         return
-    assert config.grid % (mapping.cluster * groups) == 0
-    teams = config.grid // mapping.cluster // groups
-    if config.direct:
-        assert not backward and config.shared_bytes == config.parameter_bytes
+    # Whole rows lie in one CTA, some of them as the halves of 1024 threads.
+    in_cta = mapping.cluster == 1 or (
+        usual and not layer and mapping.cluster == 2 and mapping.thread_vectors == 4
+    )
+    assert config.whole == (aligned and in_cta and not backward and mapping.idle_slots == 0)
+    ctas = 1 if config.whole else mapping.cluster
+    assert config.grid % (ctas * groups) == 0
+    teams = config.grid // ctas // groups
+    if config.whole or config.direct:
+        assert not backward and config.shared_bytes == config.parameter_bytes <= SHARED_BYTES
         each = mapping.warps * max(1, 32 // mapping.lanes) if mapping.in_warp else 1
         assert teams == -(-rows // each)
         return
-    assert (1 if mapping.in_warp else 2) <= config.stages <= 6
+    if config.wide:
+        assert aligned and usual and mapping.cluster > 1 and mapping.thread_vectors >= 3
+        assert 1 <= teams <= max(1, -(-rows // 2)) and config.owners == teams
+        assert config.shared_bytes == 6 * 16 * mapping.thread_vectors * mapping.lanes
+        assert config.shared_bytes + STATIC_BYTES <= SHARED_BYTES
+        return
+    units = mapping.interleaved and not backward  # which have no ring
+    if units:
+        assert config.stages == 1 and config.owners >= config.blocks and not config.by_ticket
+    else:
+        assert (1 if mapping.in_warp else 2) <= config.stages <= 6
     assert config.shared_bytes + STATIC_BYTES <= SHARED_BYTES
     assert config.rings == (mapping.warps if mapping.in_warp else 1)
     assert config.rows_per_stage % max(1, 32 // mapping.lanes) == 0
@@ -170,7 +199,10 @@ def test_config(
     # The rows of a stage, each of which may begin and end within 16 bytes.
     spans = [-(-mapping.cta_columns * size // 16) * 16 + 16 if size else 0 for size in operands]
     assert config.pitches == spans
-    assert config.stage_bytes >= sum(spans) * config.rows_per_stage
+    # In units results begin up to 16 bytes before what they replace, and lanes read on behind it.
+    read_on = 4 * mapping.lanes if mapping.in_warp else 8 * 32  # elements
+    slack = 16 * len(staged) + 4 * read_on if units else 0
+    assert config.stage_bytes >= sum(spans) * config.rows_per_stage + slack
     # Blocks cover the rows. No CTA and no partial without rows.
     if mapping.interleaved:
         assert mapping.in_warp or config.rows_per_stage == 1 or not backward
@@ -248,9 +280,12 @@ def test_which_rows_have_kernels_of_their_own() -> None:
 def test_mapping_does_not_depend_on_the_rows(
     n: int, size: int, backward: bool, few: int, many: int
 ) -> None:
+    """Nor on where rows lie."""
     layouts = {
-        (m.lanes, m.thread_vectors, m.cluster, m.cta_columns)
+        (m.lanes, m.thread_vectors, m.cluster, m.cta_columns, m.looped)
         for rows in (few, many)
-        for m in [_host.norm_config(rows, n, (size, 2, 0), False, backward, H200).mapping]
+        for aligned in (False, True)
+        for config in [_host.norm_config(rows, n, (size, 2, 0), False, backward, H200, 1, aligned)]
+        for m in [config.mapping]
     }
     assert len(layouts) == 1

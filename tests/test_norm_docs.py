@@ -19,7 +19,8 @@ COLUMNS = [64, 128, 192, 256, 257, 384, 512, 576, 640, 768, 769, 1024, 1152, 153
 
 
 def _cells(columns: int, backward: bool) -> list[str]:
-    """Threads x vectors of a row; the CTAs it lies in; rows a stage x stages and an SM's KB."""
+    """Threads x vectors of a row; the CTAs it lies in; rows a stage x stages and an SM's KB, or
+    rows a unit and a CTA's KB."""
     if backward:
         both = _host.norm_backward_config(ROWS, columns, (2, 2, 0), True, True, H200)
         if both.whole.has_kernel:
@@ -35,8 +36,15 @@ def _cells(columns: int, backward: bool) -> list[str]:
         )
     else:
         where = f"{m.warps} warps" if m.cluster == 1 else f"{m.cluster} x {m.warps} warps"
-    if config.direct:
-        return [f"{m.lanes} x {m.thread_vectors}", where, "direct"]
+    if config.whole:
+        return [f"{m.lanes} x {m.thread_vectors}", where, "none"]
+    if m.interleaved and not backward:
+        kilobytes = config.stage_bytes * config.rings / 1024
+        return [
+            f"{m.lanes} x {m.thread_vectors}",
+            where,
+            f"unit of {config.rows_per_stage}, {kilobytes:.0f} KB",
+        ]
     per_sm = -(-config.grid // SMS)
     kilobytes = config.stage_bytes * config.stages * config.rings * per_sm / 1024
     ring = f"{config.rows_per_stage} x {config.stages}, {kilobytes:.0f} KB"

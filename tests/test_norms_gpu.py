@@ -25,7 +25,7 @@ COLUMNS = [1, 7, 8, 32, 64, 127, 128, 256, 257, 384, 576, 640, 769, 1000, 1024, 
 FP16_COLUMNS = [100, 384, 1024, 4096, 20001]  # only its conversions differ from bf16's
 WIDTHS = [(dtype, n) for dtype in (torch.bfloat16, torch.float32) for n in COLUMNS]
 WIDTHS += [(torch.float16, n) for n in FP16_COLUMNS]
-ROWS = [0, 7, 1000]  # a few, which go without a ring; more
+ROWS = [0, 7, 1000]  # a few, whose weights are loaded early; more
 NORMS = ["rms_norm", "layer_norm"]
 every_norm = pytest.mark.parametrize("name", NORMS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -235,10 +235,12 @@ def test_backward_of_whole_rows(name: str, dtype: torch.dtype, columns: int) -> 
 @pytest.mark.gpu
 @every_norm
 @every_dtype
-@pytest.mark.parametrize("columns", [2304, 4096, 8192, 12288, 16384, 32768, 49152, 262144])
-def test_overlapped_rows_have_the_same_bits(name: str, dtype: torch.dtype, columns: int) -> None:
-    """Aligned rows, more than go without a ring, against the same ones at an odd address."""
-    rows = max(9, 2**22 // columns)
+@pytest.mark.parametrize("columns", [32, 128, 384, 640, 1152, 2304, 4096, 8192, 12288, 16384,
+                                     16896, 24576, 32768, 49152, 262144])  # fmt: skip
+def test_whole_rows_have_the_same_bits(name: str, dtype: torch.dtype, columns: int) -> None:
+    """Aligned rows, many and few, against the same ones at an odd address. Of clusters so many that
+    they keep pace."""
+    rows = 2**24 // columns
     x, weight, bias = (randn(n, columns, dtype=dtype) for n in (rows, 1, 1))
     for w, b, offset in (
         (weight[0], bias[0], 0.0), (weight[0], None, 0.0), (None, bias[0], 0.0),
@@ -247,13 +249,37 @@ def test_overlapped_rows_have_the_same_bits(name: str, dtype: torch.dtype, colum
         results = forward(name, x, w, b, 1e-5, offset)
         for a, c in zip(results, forward(name, guarded(x, 1), w, b, 1e-5, offset), strict=True):
             assert torch.equal(a, c)
+        for a, c in zip(results, forward(name, x[-3:], w, b, 1e-5, offset), strict=True):
+            assert torch.equal(a[-3:], c)
     check_forward(name, [x[-9:], weight[0], bias[0], 1e-5, 0.0])
 
 
 @pytest.mark.gpu
 @every_norm
 @every_dtype
-@pytest.mark.parametrize("columns", [1536, 4096, 12288, 32768, 262144])
+@pytest.mark.parametrize("columns", [64, 640, 4096, 65536])
+def test_whole_rows_of_several_types_have_the_same_bits(
+    name: str, dtype: torch.dtype, columns: int
+) -> None:
+    rows = max(9, 2**22 // columns)
+    x, residual, weight, bias = (randn(n, columns, dtype=dtype) for n in (rows, rows, 1, 1))
+    op = getattr(torch.ops.ikbo, f"add_{name}_fwd")
+    fp32 = torch.float32
+    for r, w, b, out in (
+        (residual, weight[0], None, dtype), (residual.float(), weight[0].float(), bias[0], fp32),
+        (residual, None, bias[0].float(), fp32),
+    ):  # fmt: skip
+        results = op(x, r, w, b, 1e-5, 0.0, out, out)
+        again = op(guarded(x, 1), guarded(r, 1), w, b, 1e-5, 0.0, out, out)
+        few = op(x[-3:], r[-3:], w, b, 1e-5, 0.0, out, out)
+        for a, c, d in zip(results, again, few, strict=True):
+            assert torch.equal(a, c) and torch.equal(a[-3:], d)
+
+
+@pytest.mark.gpu
+@every_norm
+@every_dtype
+@pytest.mark.parametrize("columns", [128, 640, 1024, 1536, 4096, 12288, 32768, 262144])
 def test_quantised_rows_have_the_same_bits(name: str, dtype: torch.dtype, columns: int) -> None:
     """Where the largest result is known early and where not, against rows at an odd address; and
     against the norm's own results."""
@@ -337,21 +363,22 @@ def test_same_bits_each_time_and_nan_stays_in_its_row(name: str, columns: int) -
 @pytest.mark.gpu
 @every_norm
 def test_many_rows_by_ticket(name: str) -> None:
-    """Enough of them for the counter, whose rows come in any order."""
-    x, weight, bias = randn(9000, 4096), randn(4096), randn(4096)
-    assert '"by_ticket": true' in str(_explained(name, x, weight, bias))
+    """Enough of them for the counter, whose rows come in any order. They aren't aligned: others
+    have no ring. The bits are those of aligned rows."""
+    x, weight, bias = guarded(randn(9000, 4096), shift=1), randn(4096), randn(4096)
+    assert '"by_ticket": true' in _explained(x, aligned=False)
     y = forward(name, x, weight, bias)[0]
+    assert torch.equal(y, forward(name, x.clone(), weight, bias)[0])
     assert torch.equal(y[::1000], forward(name, x[::1000].contiguous(), weight, bias)[0])
     check_forward(name, [x[-300:], weight, bias, 1e-5, 0.0])
     assert torch.isfinite(y).all()
 
 
-def _explained(name: str, *args: Tensor) -> str:
-    forward(name, *args)
-    rows, columns = args[0].shape
+def _explained(x: Tensor, aligned: bool) -> str:
+    rows, columns = x.shape
     device = torch.cuda.get_device_properties(0)
     limits = _host.DeviceLimits(device.multi_processor_count, device.L2_cache_size, 232448)
-    return repr(_host.norm_config(rows, columns, (2, 0, 0), False, False, limits))
+    return repr(_host.norm_config(rows, columns, (2, 0, 0), False, False, limits, 1, aligned))
 
 
 # ---- head_norm: heads of a fused projection, where they lie --------------------------------------

@@ -10,9 +10,7 @@ import sys
 import pytest
 
 from . import racecheck
-from .sanitizer_workload import WORK
-
-WORKS = sorted({function.__name__ for function, _ in WORK})
+from .sanitizer_workload import names
 
 
 def run(tool: str, work: str) -> subprocess.CompletedProcess[str]:
@@ -32,7 +30,7 @@ def run(tool: str, work: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.gpu_slow
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("work", names())
 @pytest.mark.parametrize("tool", ["memcheck", "synccheck"])
 def test_kernels_are_clean(tool: str, work: str) -> None:
     result = run(tool, work)
@@ -41,7 +39,7 @@ def test_kernels_are_clean(tool: str, work: str) -> None:
 
 
 @pytest.mark.gpu_slow
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("work", names())
 def test_every_hazard_is_explained(work: str) -> None:
     result = run("racecheck", work)
     assert result.returncode in (0, 9) and "RACECHECK SUMMARY" in result.stdout, (

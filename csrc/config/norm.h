@@ -108,7 +108,7 @@ inline int64_t fit_in_cta(NormPass pass, int64_t packets, NormMapping& m) {
 
 // Deals out columns by elements, over the same CTAs. The fewer lanes a row has the less its sums
 // and addresses cost beside its elements.
-inline void interleave(NormMapping& m) {
+inline void interleave(NormPass pass, NormMapping& m) {
   m.interleaved = true;
   m.cta_columns = m.columns;
   for (int turn = 0; turn < 3; ++turn) {
@@ -121,7 +121,7 @@ inline void interleave(NormMapping& m) {
     m.cta_columns = ceil_div(m.columns, m.cluster);
     return ceil_div(ceil_div(m.cta_columns, m.vector), 32);
   };
-  m.thread_vectors = 2;
+  m.thread_vectors = pass == NormPass::kForward ? 4 : 2;
   while (packets() > 32) m.cluster *= 2;
   m.looped = m.cluster > NormMapping::kMaxCluster;
   m.warps = static_cast<int>(ceil_div(packets(), m.thread_vectors));
@@ -145,6 +145,9 @@ constexpr int norm_max_threads(NormPass pass, int compiled_vectors, bool in_warp
   if (!in_warp) return 512;
   return pass == NormPass::kForward || compiled_vectors > 4 ? 256 : 384;
 }
+
+// Of a CTA of the forward of interleaved rows, each with rows of its own.
+inline constexpr int kNormUnitWarps = 4;
 
 namespace norm_detail {
 
@@ -197,9 +200,12 @@ inline NormMapping by_vectors(NormPass pass, int64_t columns, int element_bytes)
 // `element_bytes` of x; columns >= 1.
 inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_bytes) {
   NormMapping m = norm_detail::by_vectors(pass, columns, element_bytes);
-  if (m.idle_slots() > 0) norm_detail::interleave(m);
+  if (m.idle_slots() > 0) norm_detail::interleave(pass, m);
   if (m.looped) return norm_detail::looped(m);
-  if (m.in_warp()) m.warps = norm_max_threads(pass, m.thread_vectors, true) / 32;
+  if (m.in_warp()) {
+    const bool units = pass == NormPass::kForward && m.interleaved;
+    m.warps = units ? kNormUnitWarps : norm_max_threads(pass, m.thread_vectors, true) / 32;
+  }
   return m;
 }
 
@@ -207,16 +213,21 @@ inline NormMapping norm_mapping(NormPass pass, int64_t columns, int element_byte
 struct NormConfig {
   static constexpr int kMaxStages = 6;
   static constexpr int kMaxStaged = 3;
+  static constexpr int kWideTeams = 2, kWideStages = 3;
+  static constexpr int kWholeWarps = 4;   // of a CTA of whole rows that lie within warps
   static constexpr int kPairVectors = 2;  // up to which the backward's CTA takes two rows at once
 
   NormPass pass;
   NormMapping mapping;
-  int groups;          // rows of each have weights of their own; a CTA has rows of one
-  bool direct;         // forward: a CTA for each few rows, without a ring
-  int at_once;         // rows that a warp, or the CTA, works on side by side
-  int rows_per_stage;  // of a warp, or of the CTA
-  uint32_t blocks;     // of a stage's rows, in a group
-  uint32_t owners;     // rings that have a group's blocks
+  int groups;   // rows of each have weights of their own; a CTA has rows of one
+  bool whole;   // forward, of whole aligned vectors: threads for every row, without a ring
+  bool wide;    // forward, of clusters: norm_forward_wide_sm90, whose rings are its teams'
+  bool direct;  // forward, others: a CTA for each few rows, without a ring
+  float per_column, per_cta_column;  // 1 over a row's columns, over a CTA's part of them
+  int at_once;                       // rows that a warp, or the CTA, works on side by side
+  int rows_per_stage;                // of a warp, or of the CTA
+  uint32_t blocks;                   // of a stage's rows, in a group
+  uint32_t owners;                   // rings that have a group's blocks
   int stages;
   int stage_bytes;                      // of a ring; a warp has its own, or the CTA
   std::array<int, kMaxStaged> pitches;  // of an operand's rows in a stage, unless they touch
@@ -228,6 +239,7 @@ struct NormConfig {
   bool paced;      // forward, clusters: who is ahead of the others waits
   int lead;        // backward: turns that a CTA may be ahead of the average; 0: any
   // Forward: every thread keeps its vectors of weight and bias, in x's type, in shared memory.
+  // Whole rows: where they are few, for their loads then don't wait for the row.
   bool keeps_parameters;
 
   constexpr bool has_counter() const { return by_ticket || paced; }
@@ -260,6 +272,10 @@ struct NormProblemSize {
   // and residual; backward: x, grad_y, grad_residual_out.
   std::array<int, NormConfig::kMaxStaged> staged;
   bool bias_sums;  // backward: whether grad_bias is wanted
+  // Forward: whether all rows of x, the residual and the results begin at multiples of 16 bytes;
+  // whether all is of x's type, with a weight and, beside means and only there, a bias, and nothing
+  // else; and, in the backward too, whether there are means.
+  bool aligned, usual, layer;
 };
 
 namespace norm_detail {
@@ -274,8 +290,38 @@ inline int64_t staged_row_bytes(const NormConfig& c) {
   return int64_t{c.pitches[0]} + c.pitches[1] + c.pitches[2];
 }
 
-inline int stage_bytes(const NormConfig& c) {
-  return static_cast<int>(ceil_div(staged_row_bytes(c) * c.rows_per_stage, 128) * 128);
+inline int stage_bytes(const NormConfig& c, int slack = 0) {
+  return static_cast<int>(ceil_div(staged_row_bytes(c) * c.rows_per_stage + slack, 128) * 128);
+}
+
+// The forward of interleaved rows has no ring: a warp, or a CTA, has a few rows, which come at
+// once, and then ends.
+inline void units(NormConfig& c, const NormProblemSize& p, const DeviceLimits& device) {
+  NormMapping& m = c.mapping;
+  // Results begin up to 16 bytes before what they replace. Behind the last row lanes read on, in up
+  // to 8 slots, or 4 of a row within a warp (LooseColumns::each in norm/loose.cuh).
+  const int slack = 2 * 16 + (m.in_warp() ? 4 * m.lanes : 8 * 32) * 4;
+  // A warp takes its rows in four turns, and a CTA two, or more of short ones: what each does once,
+  // weights among it, costs as much as half a turn. More cost occupancy (docs/norms.md).
+  const int fewest = m.in_warp() ? 4 : 2;
+  const int64_t enough_bytes = m.in_warp() ? 4096 : 20480;  // of x
+  // Unless CTAs are so few that they run at once.
+  const int64_t enough_ctas = 16 * int64_t{device.sm_count};
+  const int64_t turn_bytes = m.cta_columns * p.staged[0] * c.at_once;
+  c.rings = m.in_warp() ? m.warps : 1;
+  int turns = 1;
+  const auto teams = [&] { return ceil_div(p.rows, int64_t{turns} * c.at_once * c.rings); };
+  while (turns < 16 && (turns < fewest || 2 * turns * turn_bytes <= enough_bytes) &&
+         teams() * p.groups > enough_ctas) {
+    turns *= 2;
+  }
+  c.rows_per_stage = turns * c.at_once;
+  c.stages = 1;
+  c.stage_bytes = stage_bytes(c, slack);
+  c.blocks = static_cast<uint32_t>(ceil_div(p.rows, c.rows_per_stage));
+  c.owners = static_cast<uint32_t>(teams() * c.rings);
+  c.partials = static_cast<int>(teams());
+  c.grid = static_cast<int>(teams()) * m.cluster * p.groups;
 }
 
 }  // namespace norm_detail
@@ -296,6 +342,8 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.groups = p.groups;
   c.mapping = norm_mapping(pass, p.columns, p.staged[0]);
   NormMapping& m = c.mapping;
+  c.per_column = 1.0f / static_cast<float>(m.columns);
+  c.per_cta_column = 1.0f / static_cast<float>(m.cta_columns);
   for (int i = 0; i < NormConfig::kMaxStaged; ++i) {
     c.pitches[i] = m.looped ? 0 : norm_detail::pitch(m, p.staged[i]);
   }
@@ -303,6 +351,36 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.rows_per_stage = 1;
   c.rings = 1;
   c.bias_sums = !forward && p.bias_sums && !m.looped;
+  // Both parts of a row for a cluster of two, of 4 vectors a thread, suit one CTA of 1024 threads.
+  const bool halves = p.usual && !p.layer && m.cluster == 2 && m.thread_vectors == 4;
+  const bool aligned = forward && p.aligned && !m.looped && m.idle_slots() == 0;
+  if (aligned && (m.cluster == 1 || halves)) {
+    // With weights on their way at once few rows are done in 0.55 to 0.75 of the time. With more
+    // rows than run at a time, 32 warps an SM, others cover the wait and registers would be missed.
+    constexpr int kWarpsAtOnce = 32;
+    if (m.in_warp()) m.warps = NormConfig::kWholeWarps;
+    const int64_t rows_per_cta = m.in_warp() ? m.warps * c.at_once : 1;
+    c.whole = true;
+    c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * p.groups;
+    c.keeps_parameters = int64_t{c.grid} * m.warps <= int64_t{kWarpsAtOnce} * device.sm_count;
+    return c;
+  }
+  // Clusters of 4 and more leave SMs over: 30 of 4, 15 of 8, 7 of 16 fit on 132 SMs.
+  const auto clusters_at_once = [&](int per_sm) -> int64_t {
+    const int64_t clusters = per_sm * device.sm_count / m.cluster;
+    return m.cluster >= 4 ? clusters * 10 / 11 : clusters;
+  };
+  if (aligned && p.usual) {
+    c.wide = true;
+    c.rings = NormConfig::kWideTeams;
+    c.stages = NormConfig::kWideStages;
+    c.stage_bytes = 16 * m.thread_vectors * m.lanes;
+    c.owners = static_cast<uint32_t>(std::clamp<int64_t>(
+        ceil_div(p.rows, c.rings), 1, std::max<int64_t>(clusters_at_once(1), 1)));
+    c.grid = static_cast<int>(c.owners) * m.cluster;
+    c.paced = p.rows * p.columns * p.staged[0] >= kTicketBytes;
+    return c;
+  }
   // A CTA without a second stage would wait for each row.
   const auto fits = [&] {
     return m.in_warp() || 2 * norm_detail::staged_row_bytes(c) + c.kept_bytes() + kStaticBytes <=
@@ -320,18 +398,18 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     return c;
   }
   const int64_t row_bytes = m.cta_columns * p.staged[0];
-  const bool loose_over_warps = m.interleaved && !m.in_warp();
-  if (forward && m.cluster == 1 && !loose_over_warps &&
-      p.rows * p.columns * p.staged[0] <= kDirectBytes) {
+  if (forward && m.interleaved) {
+    norm_detail::units(c, p, device);
+    return c;
+  }
+  if (forward && m.cluster == 1 && p.rows * p.columns * p.staged[0] <= kDirectBytes) {
     const int64_t rows_per_cta = m.in_warp() ? m.warps * c.at_once : 1;
     c.direct = true;
     c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * p.groups;
     return c;
   }
   // CTAs an SM, as many as registers allow.
-  const int warps = forward && m.interleaved ? m.warps + 1 : m.warps;  // with the porter
-  const int most_warps = forward && m.interleaved ? 18 : 16;
-  const int per_sm = !m.in_warp()                       ? std::clamp(most_warps / warps, 1, 8)
+  const int per_sm = !m.in_warp()                       ? std::clamp(16 / m.warps, 1, 8)
                      : forward && m.thread_vectors <= 5 ? 2
                                                         : 1;
   // Of dynamic shared memory, of 228 KB in all.
@@ -340,7 +418,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
       std::min<int64_t>(bytes_per_sm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
       c.kept_bytes();
   // Results of interleaved rows leave from the stage that x came into: one more is on its way.
-  const int fewest = !m.interleaved ? 2 : forward && loose_over_warps ? 4 : 3;
+  const int fewest = m.interleaved ? 3 : 2;
   if (m.in_warp()) {
     // The backward takes two rows of one vector a lane at once.
     const int64_t step = !forward && m.thread_vectors == 1 && !m.interleaved ? 2 : 1;
@@ -385,14 +463,12 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   // More would only take room: in flight is enough with fewer the shorter rows are. More on its way
   // than covers memory's latency slows it down: by 4 to 6 % with 100 KB an SM in place of 75.
   constexpr int64_t kInFlight = 80 * 1024;
-  const bool three = forward ? m.interleaved || 3 * ring_bytes * per_sm <= kInFlight
-                             : row_bytes >= 2048 && !c.bias_sums;
+  const bool three =
+      forward ? 3 * ring_bytes * per_sm <= kInFlight : row_bytes >= 2048 && !c.bias_sums;
   // A stage of two rows a lane, for even shares, is half of what others are.
   const bool half = !forward && m.thread_vectors == 1 && c.rows_per_stage == 2 * c.at_once;
-  const int in_warp_most = (m.interleaved && !forward) || half ? 4 : three ? 3 : 2;
-  const int most = m.in_warp()                 ? in_warp_most
-                   : forward && !m.interleaved ? 4
-                                               : NormConfig::kMaxStages;
+  const int in_warp_most = m.interleaved || half ? 4 : three ? 3 : 2;
+  const int most = m.in_warp() ? in_warp_most : forward ? 4 : NormConfig::kMaxStages;
   c.stages = static_cast<int>(std::clamp<int64_t>(room / ring_bytes, m.in_warp() ? 1 : 2, most));
   // Wide stages of several wide operands may fill an SM alone.
   if (c.stages == 1 &&
@@ -400,9 +476,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
     c.stages = 2;
   }
   const int64_t blocks = ceil_div(p.rows, c.rows_per_stage);
-  // Clusters of 4 and more leave SMs over: 30 of 4, 15 of 8, 7 of 16 fit on 132 SMs.
-  int64_t resident = per_sm * device.sm_count / m.cluster;
-  if (m.cluster >= 4) resident = resident * 10 / 11;
+  const int64_t resident = clusters_at_once(per_sm);
   const int64_t teams =
       std::min(ceil_div(blocks, c.rings), std::max<int64_t>(resident / p.groups, 1));
   c.blocks = static_cast<uint32_t>(blocks);
@@ -432,13 +506,17 @@ inline std::string to_json(const NormConfig& c) {
     return std::string(", \"") + key + "\": " + std::to_string(value);
   };
   std::string text = std::string("{\"kernel\": \"norm_") + name(c.pass) +
-                     (m.looped ? "_looped" : "") + "_sm90\"" + number("columns", m.columns);
+                     (c.whole    ? "_whole"
+                      : c.wide   ? "_wide"
+                      : m.looped ? "_looped"
+                                 : "") +
+                     "_sm90\"" + number("columns", m.columns);
   if (!m.looped) {
     text += number("cluster", m.cluster) + number("warps", m.warps) +
             number("threads_per_row", m.lanes) + number("vectors_per_thread", m.thread_vectors) +
             number("elements_per_vector", m.vector) + number("idle", m.idle_slots()) +
             ", \"interleaved\": " + (m.interleaved ? "true" : "false");
-    if (!c.direct) {
+    if (!c.direct && !c.whole && !c.wide) {
       text += number("rows_per_stage", c.rows_per_stage) + number("stages", c.stages) +
               ", \"by_ticket\": " + (c.by_ticket ? "true" : "false") +
               ", \"paced\": " + (c.paced ? "true" : "false");

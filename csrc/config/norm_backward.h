@@ -124,10 +124,10 @@ struct NormBackwardConfig {
   int partials() const { return std::max(rings.partials, whole.partials()); }
 };
 
-inline NormBackwardConfig norm_backward_config(const NormProblemSize& p, bool layer,
+inline NormBackwardConfig norm_backward_config(const NormProblemSize& p,
                                                const DeviceLimits& device) {
   const NormConfig rings = norm_config(NormPass::kBackward, p, device);
-  return {rings, norm_whole(p, rings, layer || p.bias_sums, device)};
+  return {rings, norm_whole(p, rings, p.layer || p.bias_sums, device)};
 }
 
 inline std::string to_json(const NormBackwardConfig& c) {

@@ -153,12 +153,19 @@ const char* decline_reason(const NormProblem& p, const Tensor& x) {
 
 float* data_of(const OptTensor& t) { return t ? t->mutable_data_ptr<float>() : nullptr; }
 
-// `staged`: x, and what else goes through the kernel's ring.
+// `staged`: x, and what else goes through the kernel's ring. `results`: the forward's, whose rows,
+// too, may begin anywhere. `usual` and `layer`: as NormProblemSize's.
 NormProblemSize size_of(const NormProblem& p, std::initializer_list<NormMatrix> staged,
-                        bool bias_sums) {
+                        std::initializer_list<NormMatrix> results, bool bias_sums, bool usual,
+                        bool layer) {
   // Without groups nothing is launched.
   const int groups = static_cast<int>(std::max<int64_t>(p.groups, 1));
-  NormProblemSize size{p.rows, p.columns, groups, {}, bias_sums};
+  NormProblemSize size{p.rows, p.columns, groups, {}, bias_sums, true, usual, layer};
+  for (const auto& operands : {staged, results}) {
+    for (const NormMatrix& m : operands) {
+      size.aligned = size.aligned && is_aligned(m, p.rows, groups);
+    }
+  }
   int i = 0;
   for (const NormMatrix& operand : staged) {
     const bool is_there = i == 0 || operand.data != nullptr;  // without rows x's data may be null
@@ -191,8 +198,14 @@ bool norm_forward_kernel(OpPaths& paths, const NormProblem& p, const NormInputs&
   f.eps = static_cast<float>(p.eps);
   f.weight_offset = static_cast<float>(p.weight_offset);
   f.layer = p.kind == NormKind::kLayer;
-  const NormConfig config =
-      norm_config(NormPass::kForward, size_of(p, {f.x, f.residual}, false), device_limits(device));
+  const bool usual =
+      !f.quantizes() && f.y.type == f.x.type && f.is_usual(static_cast<int>(p.groups));
+  // Vectors of y in fp8 need less, which rows of whole vectors have.
+  const NormConfig config = norm_config(
+      NormPass::kForward,
+      size_of(p, {f.x, f.residual}, {f.residual_out, f.quantizes() ? NormMatrix{} : f.y}, false,
+              usual, f.layer),
+      device_limits(device));
   paths.kernel(config);
   if (p.rows * p.groups == 0) return true;
   OptTensor counter;
@@ -225,8 +238,9 @@ bool norm_backward_kernel(OpPaths& paths, const NormProblem& p, const NormBackwa
   b.rows = p.rows;
   b.weight_offset = static_cast<float>(p.weight_offset);
   const NormBackwardConfig config =
-      norm_backward_config(size_of(p, {b.x, b.grad_y, b.grad_residual_out}, grads.bias.has_value()),
-                           in.mean != nullptr, device_limits(device));
+      norm_backward_config(size_of(p, {b.x, b.grad_y, b.grad_residual_out}, {},
+                                   grads.bias.has_value(), false, in.mean != nullptr),
+                           device_limits(device));
   paths.kernel(config);
   if (p.groups == 0) return true;
   const auto partials = [&](const OptTensor& grad) -> OptTensor {

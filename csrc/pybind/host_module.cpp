@@ -429,6 +429,8 @@ void bind_norm(py::module_& m) {
   py::class_<NormConfig>(m, "NormConfig")
       .def_readonly("mapping", &NormConfig::mapping)
       .def_readonly("groups", &NormConfig::groups)
+      .def_readonly("whole", &NormConfig::whole)
+      .def_readonly("wide", &NormConfig::wide)
       .def_readonly("direct", &NormConfig::direct)
       .def_readonly("rows_per_stage", &NormConfig::rows_per_stage)
       .def_readonly("blocks", &NormConfig::blocks)
@@ -451,14 +453,17 @@ void bind_norm(py::module_& m) {
   m.def(
       "norm_config",
       [](int64_t rows, int64_t columns, const std::array<int, NormConfig::kMaxStaged>& staged,
-         bool bias_sums, bool backward, const ikbo::DeviceLimits& device, int groups) {
+         bool bias_sums, bool backward, const ikbo::DeviceLimits& device, int groups, bool aligned,
+         bool usual, bool layer) {
         if (columns < 1 || groups < 1 || staged[0] < 1)
           throw py::value_error("nothing to normalise");
-        return ikbo::norm_config(norm_pass(backward), {rows, columns, groups, staged, bias_sums},
+        return ikbo::norm_config(norm_pass(backward),
+                                 {rows, columns, groups, staged, bias_sums, aligned, usual, layer},
                                  device);
       },
       py::arg("rows"), py::arg("columns"), py::arg("staged"), py::arg("bias_sums"),
-      py::arg("backward"), py::arg("device"), py::arg("groups") = 1);
+      py::arg("backward"), py::arg("device"), py::arg("groups") = 1, py::arg("aligned") = true,
+      py::arg("usual") = true, py::arg("layer") = true);
   using ikbo::NormBackwardConfig;
   using ikbo::NormWhole;
   py::class_<NormWhole>(m, "NormWhole")
@@ -491,8 +496,8 @@ void bind_norm(py::module_& m) {
          bool layer, bool bias_sums, const ikbo::DeviceLimits& device, int groups) {
         if (columns < 1 || groups < 1 || staged[0] < 1)
           throw py::value_error("nothing to normalise");
-        return ikbo::norm_backward_config({rows, columns, groups, staged, bias_sums}, layer,
-                                          device);
+        return ikbo::norm_backward_config(
+            {rows, columns, groups, staged, bias_sums, true, false, layer}, device);
       },
       py::arg("rows"), py::arg("columns"), py::arg("staged"), py::arg("layer"),
       py::arg("bias_sums"), py::arg("device"), py::arg("groups") = 1);

@@ -353,6 +353,7 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
     return consume<S>(shared, params, group);
   }
   init_barriers(shared, warp);
+  hopper::barrier_arrive(NamedBarrier::kSetUp, S::kConfig.threads());
   const QueryTile guess = guess_first_tile<S>(params);
   if (hopper::elect_one()) ask_early(params, guess, warp);
   __syncwarp();
@@ -362,7 +363,8 @@ __global__ void __launch_bounds__(S::kConfig.threads(), 1)
   if (warp == 2 && hopper::elect_one()) {
     load_blocks_early<S, S::kHeadQk>(shared.k, shared.ring_k, params.k, params, guess);
   }
-  hopper::barrier_wait(NamedBarrier::kSetUp, S::kConfig.threads());
+  __syncwarp();
+  hopper::barrier_wait(NamedBarrier::kProducers, kGroupThreads);
   if (warp == 3 && hopper::elect_one()) {
     load_blocks_early<S, S::kHeadV>(shared.v, shared.ring_v, params.v, params, guess);
   }

@@ -65,34 +65,49 @@ using WholeKernel = void (*)(WholeBackward);
 // Whether a thread of norm_backward_whole_sm90 has its weight packed, in x's type: no offset then.
 constexpr bool whole_packs_weight(int lanes, int vectors) { return lanes > 32 && vectors >= 3; }
 
+// Of vectors at any address, up to 2, 4 or 9; `full`, of clusters alone, 3 or 4.
 template <class T>
 ForwardKernel forward_kernel(int vectors, bool in_warp, bool full);
-// Of rows over warps, 3 or 4 vectors, full: norm_forward_overlapped_sm90.
+// Of whole aligned rows in clusters, 3 or 4 vectors: norm_forward_wide_sm90.
 template <class T>
-ForwardKernel forward_overlapped_kernel(int vectors);
+ForwardKernel forward_wide_kernel(int vectors, bool layer);
+// Of whole aligned rows that lie in a CTA.
+enum class WholeForm {
+  kGeneral,  // norm_forward_whole_sm90
+  kPlain,    // norm_forward_plain_sm90
+  kEarly,    // the same where rows are few: weights and biases are loaded as early as x
+  kHeads,    // without a mean; with groups or a weight_offset
+  kHalves,   // without a mean; of a row for a cluster of two, all in one CTA. 4 vectors
+  kQuant,    // norm_forward_quant_sm90
+};
+template <class T>
+ForwardKernel forward_whole_kernel(int vectors, bool in_warp, bool layer, WholeForm form);
 template <class T>
 BackwardKernel backward_kernel(int vectors, bool in_warp, bool full);
 // Of interleaved columns. `lanes` of a row, 8, 16, 32 or more.
 template <class T>
-ForwardKernel forward_loose_kernel(int vectors, int lanes);
+ForwardKernel forward_loose_kernel(int vectors, int lanes, int sure, bool cluster, bool plain);
 template <class T>
 BackwardKernel backward_loose_kernel(int vectors, int lanes);
 // A layout's, with or without sums of grad_y.
 template <class T>
 WholeKernel whole_kernel(const NormWhole& whole);
 
-#define IKBO_NORM_KERNELS(T)                                               \
-  template <>                                                              \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);   \
-  template <>                                                              \
-  ForwardKernel forward_overlapped_kernel<T>(int vectors);                 \
-  template <>                                                              \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes);           \
-  template <>                                                              \
-  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full); \
-  template <>                                                              \
-  BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);         \
-  template <>                                                              \
+#define IKBO_NORM_KERNELS(T)                                                                    \
+  template <>                                                                                   \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                        \
+  template <>                                                                                   \
+  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer);                                \
+  template <>                                                                                   \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form); \
+  template <>                                                                                   \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,         \
+                                        bool plain);                                            \
+  template <>                                                                                   \
+  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);                      \
+  template <>                                                                                   \
+  BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);                              \
+  template <>                                                                                   \
   WholeKernel whole_kernel<T>(const NormWhole& whole);
 IKBO_NORM_KERNELS(__nv_bfloat16)
 IKBO_NORM_KERNELS(__half)

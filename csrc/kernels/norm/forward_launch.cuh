@@ -2,54 +2,100 @@
 #pragma once
 
 #include "kernels/norm/compiled.h"
-#include "kernels/norm/forward_loose_overlapped_sm90.cuh"
-#include "kernels/norm/forward_overlapped_sm90.cuh"
+#include "kernels/norm/forward_loose_sm90.cuh"
+#include "kernels/norm/forward_quant_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
+#include "kernels/norm/forward_whole_sm90.cuh"
+#include "kernels/norm/forward_wide_sm90.cuh"
 
 namespace ikbo::norm {
 
-template <class T, bool kFull>
-ForwardKernel forward_in_warp(int vectors) {
-  if constexpr (kFull) {
-    if (vectors == 1) return norm_forward_sm90<T, 1, true, true>;
-    if (vectors == 3) return norm_forward_sm90<T, 3, true, true>;
-    if (vectors == 5) return norm_forward_sm90<T, 5, true, true>;
+template <class T, int kVectors, bool kInWarp, bool kLayer>
+ForwardKernel forward_plain(WholeForm form) {
+  if constexpr (!kLayer) {
+    constexpr auto kHeads = WholeForm::kHeads, kHalves = WholeForm::kHalves;
+    if (form == kHeads) return norm_forward_plain_sm90<T, kVectors, kInWarp, false, kHeads>;
+    if constexpr (kVectors == 4 && !kInWarp) {
+      if (form == kHalves) return norm_forward_plain_sm90<T, kVectors, false, false, kHalves>;
+    }
   }
-  if (vectors <= 2) return norm_forward_sm90<T, 2, true, kFull>;
-  if (vectors <= 4) return norm_forward_sm90<T, 4, true, kFull>;
-  return norm_forward_sm90<T, 9, true, kFull>;
+  if (form == WholeForm::kQuant) return norm_forward_quant_sm90<T, kVectors, kInWarp, kLayer>;
+  return form == WholeForm::kEarly
+             ? norm_forward_plain_sm90<T, kVectors, kInWarp, kLayer, WholeForm::kEarly>
+             : norm_forward_plain_sm90<T, kVectors, kInWarp, kLayer, WholeForm::kPlain>;
 }
 
-template <class T, bool kFull>
-ForwardKernel forward_over_warps(int vectors) {
-  return pick_over_warps<kFull>(vectors, [](auto count) -> ForwardKernel {
-    return norm_forward_sm90<T, count, false, kFull>;
-  });
+// Rows over warps have up to 4 vectors a thread.
+template <class T>
+ForwardKernel forward_whole(int vectors, bool in_warp, bool layer, WholeForm form) {
+  const auto pick = [&](auto count, auto within) -> ForwardKernel {
+    if (form == WholeForm::kGeneral) return norm_forward_whole_sm90<T, count, within>;
+    return layer ? forward_plain<T, count, within, true>(form)
+                 : forward_plain<T, count, within, false>(form);
+  };
+  const auto pick_either = [&](auto count) {
+    return in_warp ? pick(count, std::true_type{}) : pick(count, std::false_type{});
+  };
+  if (vectors == 1) return pick_either(kNumber<1>);
+  if (vectors == 2) return pick_either(kNumber<2>);
+  if (vectors == 3) return pick_either(kNumber<3>);
+  if (vectors == 4) return pick_either(kNumber<4>);
+  return vectors == 5 ? pick(kNumber<5>, std::true_type{}) : pick(kNumber<9>, std::true_type{});
 }
 
 template <class T>
-ForwardKernel forward_loose(int vectors, int lanes) {
-  if (lanes > 32) return norm_forward_loose_overlapped_sm90<T>;
-  return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
-    return norm_forward_loose_sm90<T, count, of_row>;
-  });
+ForwardKernel forward_at_any_address(int vectors, bool in_warp) {
+  if (in_warp && vectors > 4) return norm_forward_sm90<T, 9, true, false>;
+  if (in_warp) {
+    return vectors > 2 ? norm_forward_sm90<T, 4, true, false>
+                       : norm_forward_sm90<T, 2, true, false>;
+  }
+  return vectors > 2 ? norm_forward_sm90<T, 4, false, false>
+                     : norm_forward_sm90<T, 2, false, false>;
 }
 
-#define IKBO_NORM_FORWARD(T)                                                                       \
-  template <>                                                                                      \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                          \
-    if (in_warp) {                                                                                 \
-      return full ? forward_in_warp<T, true>(vectors) : forward_in_warp<T, false>(vectors);        \
-    }                                                                                              \
-    return full ? forward_over_warps<T, true>(vectors) : forward_over_warps<T, false>(vectors);    \
-  }                                                                                                \
-  template <>                                                                                      \
-  ForwardKernel forward_overlapped_kernel<T>(int vectors) {                                        \
-    return vectors == 3 ? norm_forward_overlapped_sm90<T, 3> : norm_forward_overlapped_sm90<T, 4>; \
-  }                                                                                                \
-  template <>                                                                                      \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes) {                                  \
-    return forward_loose<T>(vectors, lanes);                                                       \
+// `sure`: slots that all threads of a row over warps have a column for.
+template <class T, bool kPlain>
+ForwardKernel forward_loose(int vectors, int lanes, int sure, bool cluster) {
+  if (lanes <= 32) {
+    return pick_loose(vectors, lanes, [](auto count, auto of_row) -> ForwardKernel {
+      return norm_forward_loose_sm90<T, count, of_row, kPlain>;
+    });
+  }
+  if constexpr (kPlain) {
+    constexpr int kMost = 28 * 2 / sizeof(T);
+    if (cluster) return norm_forward_loose_sm90<T, 4, 0, true, 0, true>;
+    if (sure >= kMost) return norm_forward_loose_sm90<T, 4, 0, true, kMost>;
+  }
+  return norm_forward_loose_sm90<T, 4, 0, kPlain>;
+}
+
+template <class T, int kVectors>
+ForwardKernel forward_wide(bool layer) {
+  return layer ? norm_forward_wide_sm90<T, kVectors, true>
+               : norm_forward_wide_sm90<T, kVectors, false>;
+}
+
+#define IKBO_NORM_FORWARD(T)                                                                     \
+  template <>                                                                                    \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                        \
+    if (!full) return forward_at_any_address<T>(vectors, in_warp);                               \
+    return vectors == 3 ? norm_forward_sm90<T, 3, false, true>                                   \
+                        : norm_forward_sm90<T, 4, false, true>;                                  \
+  }                                                                                              \
+  template <>                                                                                    \
+  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer) {                                \
+    return vectors == 3 ? forward_wide<T, 3>(layer) : forward_wide<T, 4>(layer);                 \
+  }                                                                                              \
+  template <>                                                                                    \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form) { \
+    return forward_whole<T>(vectors, in_warp, layer, form);                                      \
+  }                                                                                              \
+  template <>                                                                                    \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,          \
+                                        bool plain) {                                            \
+    return plain ? forward_loose<T, true>(vectors, lanes, sure, cluster)                         \
+                 : forward_loose<T, false>(vectors, lanes, sure, cluster);                       \
   }
 
 }  // namespace ikbo::norm

@@ -12,12 +12,12 @@ namespace ikbo::norm {
 // Neighbouring lanes have neighbouring columns, which takes a bank of shared memory each two of
 // them, whatever a row's length. kLanes: of a warp that a row has; 0: it has all of a CTA's warps.
 // Of kSlots a warp takes those that one of its lanes has a column for: all kSure first ones have.
-template <int kVectors, int kVector, int kLanes>
+template <int kVectors, int kVector, int kLanes, int kSureOverWarps = kVectors / 2 * kVector>
 struct LooseColumns {
   static constexpr bool kInWarp = kLanes > 0;
   static constexpr int kStep = kInWarp ? kLanes : 32;  // from slot to slot
   static constexpr int kSlots = kVectors * kVector;
-  static constexpr int kSure = (kInWarp ? kVectors - 1 : kVectors / 2) * kVector;
+  static constexpr int kSure = kInWarp ? (kVectors - 1) * kVector : kSureOverWarps;
   int count;    // columns of the span
   int columns;  // of the warp's part of it
   int first;    // this thread's, in the span
@@ -27,8 +27,13 @@ struct LooseColumns {
     LooseColumns at;
     at.count = static_cast<int>(min(m.cta_columns, m.columns - first_column));
     const int warp = kInWarp ? 0 : threadIdx.x / 32, lane = threadIdx.x % kStep;
-    const int begin = kInWarp ? 0 : at.count * warp / m.warps;
-    at.columns = kInWarp ? at.count : at.count * (warp + 1) / m.warps - begin;
+    // count * warp / m.warps: so far from the next whole number that a float knows it.
+    const auto begin_of = [&](int warp, float per_warp) {
+      return static_cast<int>((static_cast<float>(at.count * warp) + 0.5f) * per_warp);
+    };
+    const float per_warp = kInWarp ? 0.0f : __fdividef(1.0f, static_cast<float>(m.warps));
+    const int begin = kInWarp ? 0 : begin_of(warp, per_warp);
+    at.columns = kInWarp ? at.count : begin_of(warp + 1, per_warp) - begin;
     at.first = begin + lane;
     at.slots = (at.columns + kStep - 1) / kStep;
     at.mine = (at.columns - lane + kStep - 1) / kStep;
@@ -49,6 +54,19 @@ struct LooseColumns {
   __device__ float load(const char* row, int slot) const {
     const T* const from = reinterpret_cast<const T*>(row) + first;
     return has(slot) ? static_cast<float>(from[slot * kStep]) : 0.0f;
+  }
+  // The same of shared memory that goes on behind the row, for as many steps as each() takes at
+  // once.
+  template <class T>
+  __device__ float load_padded(const char* row, int slot) const {
+    const float value = static_cast<float>((reinterpret_cast<const T*>(row) + first)[slot * kStep]);
+    return has(slot) ? value : 0.0f;
+  }
+  // And of anywhere: the row's first column where there is none.
+  template <class T>
+  __device__ T load_any(const char* row, int slot) const {
+    const T* const from = reinterpret_cast<const T*>(row);
+    return *(has(slot) ? from + first + slot * kStep : from);
   }
   template <class T>
   __device__ void store(char* row, int slot, T value) const {

@@ -20,13 +20,6 @@ __global__ void norm_clear_sm90(uint32_t* counter) {
   *counter = 0;
 }
 
-// To 16 bytes, and so are all rows.
-bool is_aligned(const NormMatrix& m, int64_t rows, int groups) {
-  return m.data == nullptr ||
-         (reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && (rows <= 1 || m.row_bytes % 16 == 0) &&
-          (groups <= 1 || m.group_bytes % 16 == 0));
-}
-
 // Whether all threads have all of their vectors whole and aligned.
 bool is_full(std::initializer_list<NormMatrix> operands, int64_t rows, const NormConfig& config) {
   return config.mapping.idle_slots() == 0 &&
@@ -45,16 +38,42 @@ ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp, boo
   return forward_kernel<float>(vectors, in_warp, full);
 }
 
-ForwardKernel forward_overlapped_kernel_of(ElementType type, int vectors) {
-  if (type == ElementType::kBfloat16) return forward_overlapped_kernel<__nv_bfloat16>(vectors);
-  if (type == ElementType::kFloat16) return forward_overlapped_kernel<__half>(vectors);
-  return forward_overlapped_kernel<float>(vectors);
+ForwardKernel forward_wide_kernel_of(ElementType type, int vectors, bool layer) {
+  if (type == ElementType::kBfloat16) return forward_wide_kernel<__nv_bfloat16>(vectors, layer);
+  if (type == ElementType::kFloat16) return forward_wide_kernel<__half>(vectors, layer);
+  return forward_wide_kernel<float>(vectors, layer);
 }
 
-ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes) {
-  if (type == ElementType::kBfloat16) return forward_loose_kernel<__nv_bfloat16>(vectors, lanes);
-  if (type == ElementType::kFloat16) return forward_loose_kernel<__half>(vectors, lanes);
-  return forward_loose_kernel<float>(vectors, lanes);
+ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes, int sure,
+                                      bool cluster, bool plain) {
+  if (type == ElementType::kBfloat16) {
+    return forward_loose_kernel<__nv_bfloat16>(vectors, lanes, sure, cluster, plain);
+  }
+  if (type == ElementType::kFloat16) {
+    return forward_loose_kernel<__half>(vectors, lanes, sure, cluster, plain);
+  }
+  return forward_loose_kernel<float>(vectors, lanes, sure, cluster, plain);
+}
+
+// Rows one behind the other, of one type with weight and bias, and nothing more.
+bool is_plain(const NormForward& p, const NormConfig& config) {
+  const auto touches = [&](const NormMatrix& m) {
+    return p.rows == 1 || m.row_bytes == config.mapping.columns * bytes_of(m.type);
+  };
+  return config.groups == 1 && p.residual.data == nullptr && !p.quantizes() &&
+         p.weight_offset == 0.0f && touches(p.x) && touches(p.y) &&
+         all_of_type(p.x.type, {p.weight, p.bias, p.y});
+}
+
+ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_warp, bool layer,
+                                      WholeForm form) {
+  if (type == ElementType::kBfloat16) {
+    return forward_whole_kernel<__nv_bfloat16>(vectors, in_warp, layer, form);
+  }
+  if (type == ElementType::kFloat16) {
+    return forward_whole_kernel<__half>(vectors, in_warp, layer, form);
+  }
+  return forward_whole_kernel<float>(vectors, in_warp, layer, form);
 }
 
 BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes) {
@@ -75,15 +94,18 @@ WholeKernel whole_kernel_of(ElementType type, const NormWhole& whole) {
   return whole_kernel<float>(whole);
 }
 
-// Of a problem whose rows are full.
-bool takes_overlapped(const NormForward& p, const NormConfig& config) {
-  const NormMapping& m = config.mapping;
-  const bool aligned_groups =
-      config.groups == 1 || (p.weight.group_bytes % 16 == 0 && p.bias.group_bytes % 16 == 0);
-  return m.lanes >= 3 * 32 && m.thread_vectors >= 3 && !config.direct &&
-         config.rows_per_stage == 1 && config.keeps_parameters && aligned_groups &&
-         p.residual.data == nullptr && all_of_type(p.x.type, {p.weight, p.bias}) &&
-         (p.row_scales ? !p.layer && p.bias.data == nullptr : p.scale || p.y.type == p.x.type);
+// Of whole rows.
+WholeForm whole_form(const NormForward& p, const NormConfig& config) {
+  if (p.is_usual(config.groups)) {
+    if (p.row_scales) return WholeForm::kQuant;
+    if (!p.quantizes() && p.y.type == p.x.type) {
+      if (config.mapping.cluster == 2) return WholeForm::kHalves;
+      return config.keeps_parameters ? WholeForm::kEarly : WholeForm::kPlain;
+    }
+  }
+  const bool heads = !p.layer && !p.residual.data && !p.quantizes() &&
+                     all_of_type(p.x.type, {p.weight, p.bias, p.y});
+  return heads ? WholeForm::kHeads : WholeForm::kGeneral;
 }
 
 LaunchShape shape_of(const NormConfig& config) {
@@ -93,6 +115,20 @@ LaunchShape shape_of(const NormConfig& config) {
   shape.cluster = config.mapping.cluster;
   shape.overlaps_previous = !config.mapping.looped;
   return shape;
+}
+
+void run_whole(NormForward p, const NormConfig& config, cudaStream_t stream) {
+  const NormMapping& m = config.mapping;
+  const WholeForm form = whole_form(p, config);
+  LaunchShape shape = shape_of(config);
+  if (form != WholeForm::kGeneral) shape.shared_bytes = 0;
+  if (form == WholeForm::kHalves) {
+    shape.block.x *= 2;
+    shape.cluster = 1;
+  }
+  if (p.weight_offset == 0.0f) p.weight_offset = -0.0f;  // changes no weight that it is added to
+  launch(forward_whole_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), p.layer, form), shape,
+         stream, p, config);
 }
 
 void clear(uint32_t* counter, cudaStream_t stream) {
@@ -174,6 +210,10 @@ void run_columns(const NormBackward& p, int64_t columns, cudaStream_t stream) {
 }  // namespace norm
 
 void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream_t stream) {
+  if (config.whole) {
+    norm::run_whole(p, config, stream);
+    return;
+  }
   if (config.mapping.looped) {
     launch(norm::norm_forward_looped_sm90, norm::shape_of(config), stream, p,
            config.mapping.columns, config.groups);
@@ -181,23 +221,24 @@ void run_norm_forward(const NormForward& p, const NormConfig& config, cudaStream
   }
   const NormMapping& m = config.mapping;
   if (config.has_counter()) norm::clear(p.counter, stream);
+  if (config.wide) {
+    LaunchShape shape = norm::shape_of(config);
+    shape.block.x *= NormConfig::kWideTeams;
+    launch(norm::forward_wide_kernel_of(p.x.type, m.thread_vectors, p.layer), shape, stream, p,
+           config);
+    return;
+  }
   if (m.interleaved) {
-    LaunchShape shape = norm::shape_of(config);
-    if (!m.in_warp()) shape.block.x += 32;  // the porter
-    launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes), shape, stream, p,
-           config);
+    const int sure = static_cast<int>(m.cta_columns / m.warps / 32);
+    launch(norm::forward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes, sure, m.cluster > 1,
+                                         norm::is_plain(p, config)),
+           norm::shape_of(config), stream, p, config);
     return;
   }
-  // Vectors of y in fewer bits need less; rows of whole vectors have it if x's do.
-  const bool full = norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
+  // Aligned rows are here if they are clusters' and not usual.
+  const bool full = m.cluster > 1 &&
+                    norm::is_full({p.x, p.residual, p.residual_out}, p.rows, config) &&
                     (p.quantizes() || norm::is_full({p.y}, p.rows, config));
-  if (full && norm::takes_overlapped(p, config)) {
-    LaunchShape shape = norm::shape_of(config);
-    shape.block.x += 32;  // exchanges sums
-    launch(norm::forward_overlapped_kernel_of(p.x.type, m.thread_vectors), shape, stream, p,
-           config);
-    return;
-  }
   launch(norm::forward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), full),
          norm::shape_of(config), stream, p, config);
 }
@@ -263,15 +304,30 @@ void load_norm() {
             type, norm_whole_layout(layout.lanes, layout.vectors, 16 / bytes_of(type), sums)));
       }
     }
-    for (const int vectors : {3, 4}) load_kernel(norm::forward_overlapped_kernel_of(type, vectors));
+    for (const int vectors : {3, 4}) {
+      for (const bool layer : {false, true}) {
+        load_kernel(norm::forward_wide_kernel_of(type, vectors, layer));
+      }
+    }
     for (const int lanes : {8, 16, 32, 64}) {
       for (int vectors = 1; vectors <= NormMapping::kCtaThreadVectors; ++vectors) {
-        load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes));
+        for (const bool plain : {false, true}) {
+          for (const int sure : {0, 32}) {
+            load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, sure, false, plain));
+          }
+          load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, 0, true, plain));
+        }
         load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
       }
     }
     for (const int vectors : NormMapping::kThreadVectors) {
       for (const bool in_warp : {false, true}) {
+        using enum norm::WholeForm;
+        for (const auto form : {kGeneral, kPlain, kEarly, kHeads, kHalves, kQuant}) {
+          for (const bool layer : {false, true}) {
+            load_kernel(norm::forward_whole_kernel_of(type, vectors, in_warp, layer, form));
+          }
+        }
         for (const bool full : {false, true}) {
           load_kernel(norm::forward_kernel_of(type, vectors, in_warp, full));
           load_kernel(norm::backward_kernel_of(type, vectors, in_warp, full));

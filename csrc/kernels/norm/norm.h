@@ -21,6 +21,13 @@ struct NormMatrix {
   ElementType type;
 };
 
+// To 16 bytes, and so are all rows.
+inline bool is_aligned(const NormMatrix& m, int64_t rows, int groups) {
+  return m.data == nullptr ||
+         (reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && (rows <= 1 || m.row_bytes % 16 == 0) &&
+          (groups <= 1 || m.group_bytes % 16 == 0));
+}
+
 // Of the types x has one, and every other operand x's or float32; beside an x in float32, any.
 struct NormForward {
   NormMatrix x, residual;   // normalised is x + residual
@@ -35,6 +42,12 @@ struct NormForward {
   bool layer;
 
   __host__ __device__ bool quantizes() const { return scale || row_scales; }
+  // A weight and, beside means and only there, a bias, of x's type, and nothing else.
+  bool is_usual(int groups) const {
+    const bool usual_bias = layer ? bias.data && bias.type == x.type : !bias.data;
+    return groups == 1 && weight_offset == 0.0f && !residual.data && weight.data &&
+           weight.type == x.type && usual_bias;
+  }
 };
 
 struct NormBackward {

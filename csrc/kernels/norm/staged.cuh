@@ -8,7 +8,6 @@
 #include "hopper/cluster.cuh"
 #include "hopper/mbarrier.cuh"
 #include "hopper/memory_order.cuh"
-#include "hopper/warp_group.cuh"
 #include "kernels/norm/row.cuh"
 
 namespace ikbo::norm {
@@ -58,12 +57,11 @@ struct Staged {
 
   // Returns what follows in the stage.
   __device__ int init(const NormMatrix& m, const Place& at, int columns, const NormConfig& config,
-                      int pitch, int offset_) {
-    const int size = size_of(m.type);
+                      int pitch, int offset_, int size) {
     data = static_cast<const char*>(m.data) + at.group * m.group_bytes + at.first_column * size;
     row_stride = m.row_bytes;
     row_bytes = columns * size;
-    step = touches(m, columns, config) ? row_bytes : pitch;
+    step = config.rows_per_stage == 1 || row_stride == row_bytes ? row_bytes : pitch;
     offset = offset_;
     return offset + pitch * config.rows_per_stage;
   }
@@ -252,7 +250,10 @@ template <class... Matrices>
 __device__ inline void lay_out(Staged* staged, const Place& place, int columns,
                                const NormConfig& config, const Matrices&... operands) {
   int end = 0, i = 0;
-  ((end = staged[i].init(operands, place, columns, config, config.pitches[i], end), ++i), ...);
+  ((end = staged[i].init(operands, place, columns, config, config.pitches[i], end,
+                         size_of(operands.type)),
+    ++i),
+   ...);
 }
 
 // Before a kernel reads what the one ahead may write. Parameters and config are asked for first.
@@ -344,8 +345,6 @@ struct Exchange {
   }
 };
 
-enum class RowBarrier { kSums = 1 };
-
 // The second half of exchange().
 template <class Merge>
 __device__ inline float4 exchange_ctas(Exchange& shared, uint32_t buffer, uint32_t phase,
@@ -367,22 +366,18 @@ __device__ inline float4 exchange_ctas(Exchange& shared, uint32_t buffer, uint32
 // threads of the CTA (and of its cluster) call it; `turn` counts the calls. merge(value, width,
 // all) reduces the values of `width` lanes, which repeat themselves over the warp, to one for all
 // lanes: of the CTA's warps, then, if `all`, of the cluster's CTAs. between() runs after a barrier
-// of the CTA. `some`: only so many of its warps have a part.
+// of the CTA.
 template <class Merge, class Between>
 __device__ inline float4 exchange(Exchange& shared, uint32_t& turn, int cluster, float4 value,
-                                  const Merge& merge, const Between& between, int some = 0) {
+                                  const Merge& merge, const Between& between) {
   const uint32_t buffer = turn & 1, phase = turn >> 1 & 1;
   ++turn;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int warps = some > 0 ? some : blockDim.x / 32;
+  const int warps = blockDim.x / 32;
   const int width = warps <= 1 ? 1 : 1 << (32 - __clz(warps - 1));
   const float4 nothing{0.0f, 0.0f, 0.0f, 0.0f};
   if (lane == 0) shared.of_warp[buffer][warp] = value;
-  if (some > 0) {
-    hopper::barrier_wait(RowBarrier::kSums, 32 * some);
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   between();
   const int peer = lane & (width - 1);
   value = merge(peer < warps ? shared.of_warp[buffer][peer] : nothing, width, false);
