@@ -7,9 +7,12 @@
 // in the order of norm_backward_sm90, so grad_x has its bits.
 #pragma once
 
+#include "hopper/warp_group.cuh"
 #include "kernels/norm/whole.cuh"
 
 namespace ikbo::norm {
+
+enum class TeamBarrier { kSums = 1 };  // one a team
 
 // kSums: with sums of grad_y, as for a LayerNorm or a bias.
 template <class T, int kLanes, int kVectors, bool kSums>
@@ -244,7 +247,7 @@ __global__ void __launch_bounds__(
       const uint32_t buffer = turn & 1;
       float* const parts = of_warp[buffer][team];
       if (lane % kPart == 0) parts[thread / 32 * kCount + lane / kPart] = each;
-      hopper::barrier_wait(hopper::numbered(RowBarrier::kSums, team), kLanes);
+      hopper::barrier_wait(hopper::numbered(TeamBarrier::kSums, team), kLanes);
       const float all = sum_parts<kTeamWarps, kCount>(parts);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sums[i] = __shfl_sync(0xffffffffu, all, i);
