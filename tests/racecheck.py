@@ -1,9 +1,14 @@
 """What racecheck reports though it is no race: it doesn't follow mbarriers that copies arrive on,
-nor a cluster's barrier."""
+nor a cluster's barrier, nor that a shuffle needs what lanes have read."""
 
 from __future__ import annotations
 
 import re
+
+_BEFORE_SHUFFLES = (
+    "norm_forward_loose_sm90, rows within a warp: a row's values pass shuffles of the whole warp "
+    "before a lane writes over them; what is read behind a row's end is thrown away"
+)
 
 # By the two functions that touch the bytes: what orders them.
 EXPLAINED = {
@@ -24,6 +29,17 @@ EXPLAINED = {
     ("ikbo::attention::TileRing::read", "ikbo::attention::TileRing::write"): (
         "a tile is written before the arrival on the ring's full barrier, and read after the wait "
         "for it; its slot is written again after all have arrived on the empty one"
+    ),
+    ("ikbo::norm::LooseColumns::store", "ikbo::norm::norm_forward_loose_sm90"): _BEFORE_SHUFFLES,
+    ("ikbo::norm::LooseColumns::load_padded", "ikbo::norm::LooseColumns::store"): _BEFORE_SHUFFLES,
+    ("float", "ikbo::norm::LooseColumns::store"): _BEFORE_SHUFFLES,
+    ("ikbo::norm::norm_backward_wide_sm90", "ikbo::norm::sum_parts"): (
+        "a turn's sums are written before the arrival on `warps`, and read after the wait for it; "
+        "a warp writes them again four turns later, when all have arrived for the turn before"
+    ),
+    ("ikbo::norm::norm_backward_whole_sm90", "ikbo::norm::norm_backward_whole_sm90"): (
+        "teams' sums are read after the CTA's barrier that follows their writing; before it teams "
+        "have met at named barriers, some of them once more than others"
     ),
 }
 
