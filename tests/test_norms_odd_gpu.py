@@ -57,6 +57,12 @@ def check_only(out: Tensor, want: Tensor) -> None:
     assert int(out._base.isfinite().sum()) == out.numel()
 
 
+def operands(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """x, residual, weight, bias."""
+    shapes = ((rows, columns), (rows, columns), (columns,), (columns,))
+    return tuple(randn(*shape, dtype=dtype) for shape in shapes)
+
+
 @pytest.mark.gpu
 @every_norm
 @every_dtype
@@ -76,8 +82,7 @@ def test_every_length(name: str, dtype: torch.dtype, columns: int) -> None:
 @some_columns
 def test_every_address(name: str, dtype: torch.dtype, columns: int) -> None:
     rows = 21
-    x, residual = randn(rows, columns, dtype=dtype), randn(rows, columns, dtype=dtype)
-    weight, bias = randn(columns, dtype=dtype), randn(columns, dtype=dtype)
+    x, residual, weight, bias = operands(rows, columns, dtype)
     want, added = forward(name, x, weight, bias), forward(f"add_{name}", x, residual, weight)
     for i in shifts(dtype):
         placed = guarded(x, i)
@@ -99,8 +104,7 @@ def test_every_address(name: str, dtype: torch.dtype, columns: int) -> None:
 def test_rows_apart(name: str, dtype: torch.dtype, columns: int) -> None:
     """Of x, of the residual and of y, which then no longer takes x's place on chip."""
     rows = 21
-    x, residual = randn(rows, columns, dtype=dtype), randn(rows, columns, dtype=dtype)
-    weight, bias = randn(columns, dtype=dtype), randn(columns, dtype=dtype)
+    x, residual, weight, bias = operands(rows, columns, dtype)
     y, added = forward(name, x, weight, bias)[0], forward(f"add_{name}", x, residual, weight)
     for gap in (1, 3, 8):
         apart, other = (poisoned(rows, columns, dtype, 3, g) for g in (gap, gap + 2))

@@ -13,8 +13,8 @@
 #pragma once
 
 #include "hopper/dependent_launch.cuh"
-#include "hopper/memory_order.cuh"
 #include "kernels/norm/compiled.h"
+#include "kernels/norm/pace.cuh"
 #include "kernels/norm/staged.cuh"
 #include "kernels/norm/turn_sums.cuh"
 
@@ -240,24 +240,12 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   // A CTA's stage is filled again after the row's barrier, or after that of the row behind it where
   // it is still read then.
   const bool refills_late = !kHoldsRow || p.grad_residual_out.data;
-  // No CTA loads far ahead of the average: SMs are not equally fast, and rows are dealt out
-  // equally. The count of all CTAs' turns is looked at a turn late, when it costs no wait. It can't
-  // grow while CTAs are not on the GPU yet: who has waited in vain doesn't wait again.
-  constexpr uint32_t kNoWait = ~0u;
   uint32_t turns_seen = 0;
-  const auto keep_pace = [&] {
-    if (place.rank == 0) atomicAdd(p.turns, 1u);
-    if (turns_seen == kNoWait) return;
-    const uint32_t lead = config.lead;
-    const uint32_t least = turn > lead ? (turn - lead) * config.owners : 0;
-    for (int tries = 0; turns_seen < least; ++tries) {
-      turns_seen = tries < 100 ? hopper::load_relaxed_gpu(p.turns) : kNoWait;
-    }
-    if (turns_seen != kNoWait) turns_seen = hopper::load_relaxed_gpu(p.turns);
-  };
   const auto refill = [&] {
     if (threadIdx.x != blockDim.x - 32) return;
-    if (kTurnRows == 1 && config.lead > 0) keep_pace();
+    if (kTurnRows == 1 && config.lead > 0) {
+      keep_pace(p.turns, config.lead, place.rank == 0, turn, config.owners, turns_seen);
+    }
     if (refills_late && turn == 1) return;
     const int before = ring.slot == 0 ? config.stages - 1 : ring.slot - 1;
     ring.load_again(refills_late ? before : ring.slot,

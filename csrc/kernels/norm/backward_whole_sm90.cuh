@@ -214,8 +214,8 @@ __global__ void __launch_bounds__(
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const uint32_t from = places + stage * kStage + (r * kVectors + v) * 2 * kPlace;
-        x_words[r][v] = read_shared(from);
-        grad_words[r][v] = read_shared(from + kPlace);
+        x_words[r][v] = load_words_again(from);
+        grad_words[r][v] = load_words_again(from + kPlace);
         float xhat[kVector], grad[kVector];
         unpack_words<T>(x_words[r][v], xhat);
         unpack_words<T>(grad_words[r][v], grad);

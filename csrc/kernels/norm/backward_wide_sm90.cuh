@@ -105,13 +105,13 @@ __global__ void __launch_bounds__(
 
   const uint32_t shared_weights = hopper::shared_address(weights);
   const auto operands = [&](uint32_t stage, int v, float (&x)[kVector], float (&grad)[kVector]) {
-    unpack_words<T>(read_shared(stage + v * 2 * kPlace), x);
-    unpack_words<T>(read_shared(stage + v * 2 * kPlace + kPlace), grad);
+    unpack_words<T>(load_words_again(stage + v * 2 * kPlace), x);
+    unpack_words<T>(load_words_again(stage + v * 2 * kPlace + kPlace), grad);
   };
   // grad_y becomes g.
   const auto weigh = [&](int v, float (&grad)[kVector]) {
     float weight[kVector];
-    unpack_words<T>(read_shared(shared_weights + v * kLanes * 16), weight);
+    unpack_words<T>(load_words_again(shared_weights + v * kLanes * 16), weight);
 #pragma unroll
     for (int e = 0; e < kVector; ++e) grad[e] = __fmul_rn(grad[e], weight[e]);
   };
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(
         offset = -fmaf(along, shift, p.mean ? sum * per_column : 0.0f) * rstd;
       }
       if (p.lead > 0 && warp == kTeamWarps - 1) {
-        if (lane == 0) keep_pace(p, rank == 0, turn, step, mine.turns_seen);
+        if (lane == 0) keep_pace(p.turns, p.lead, rank == 0, turn, step, mine.turns_seen);
         __syncwarp();
       }
       char* const to = p.grad_x + (uint64_t{row - step} * p.grad_x_bytes + begin);

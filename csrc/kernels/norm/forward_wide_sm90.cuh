@@ -8,14 +8,11 @@
 //             warp 0:  wait warps[b], merge, st.async to the cluster's CTAs, on ctas[b]
 //             warps:   (sums of the row ahead) wait ctas[b], merge, y; copy a later row
 //
-// SMs are not equally fast, and clusters have equal shares of the rows: a team that is more than a
-// turn ahead of the average waits, but not for teams that may not be on the GPU yet. That is worth
-// 2 to 6 %; two turns 1 to 4 %.
-//
 // Sums are added in the order of ForwardRow, so the bits are the same.
 #pragma once
 
 #include "kernels/norm/forward_row.cuh"
+#include "kernels/norm/pace.cuh"
 
 namespace ikbo::norm {
 
@@ -30,19 +27,8 @@ struct WideForwardExchange {
   uint32_t turns_seen;  // of all teams, a turn ago
 };
 
-// After `turn` turns, by one thread of a team of `teams`; `counts`: for its cluster.
-__device__ inline void keep_pace(uint32_t* counter, bool counts, uint32_t turn, uint32_t teams,
-                                 uint32_t& turns_seen) {
-  constexpr uint32_t kLead = 1, kNoWait = ~0u;
-  if (counts) hopper::add_relaxed_gpu(counter, 1);
-  uint32_t now = turns_seen;
-  if (now == kNoWait) return;
-  const uint32_t least = turn > kLead ? (turn - kLead) * teams : 0;
-  for (int tries = 0; now < least; ++tries) {
-    now = tries < 100 ? hopper::load_relaxed_gpu(counter) : kNoWait;
-  }
-  turns_seen = now == kNoWait ? kNoWait : hopper::load_relaxed_gpu(counter);
-}
+// More than a turn ahead of the average, a team waits. That is worth 2 to 6 %; two turns 1 to 4 %.
+inline constexpr uint32_t kWideLead = 1;
 
 template <class T, int kVectors, bool kLayer>
 __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
@@ -159,7 +145,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
       const float shift = kLayer ? (part_mean - all.w) * rstd : 0.0f;
       const uint32_t next = row + (kWideStages - 1) * row_step;
       if (config.paced && warp == m.warps - 1) {
-        if (lane == 0) keep_pace(p.counter, rank == 0, turn, row_step, mine.turns_seen);
+        if (lane == 0) keep_pace(p.counter, kWideLead, rank == 0, turn, row_step, mine.turns_seen);
         __syncwarp();
       }
       char* to = of_row(p.y, row_before);
