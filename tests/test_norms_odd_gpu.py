@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -57,6 +57,11 @@ def check_only(out: Tensor, want: Tensor) -> None:
     assert int(out._base.isfinite().sum()) == out.numel()
 
 
+def check_same(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+
+
 def operands(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """x, residual, weight, bias."""
     shapes = ((rows, columns), (rows, columns), (columns,), (columns,))
@@ -86,15 +91,12 @@ def test_every_address(name: str, dtype: torch.dtype, columns: int) -> None:
     want, added = forward(name, x, weight, bias), forward(f"add_{name}", x, residual, weight)
     for i in shifts(dtype):
         placed = guarded(x, i)
-        for a, b in zip(want, forward(name, placed, weight, bias), strict=True):
-            assert torch.equal(a, b)
+        check_same(forward(name, placed, weight, bias), want)
         for j in shifts(dtype):
             out = poisoned(rows, columns, dtype, j)
             getattr(torch.ops.ikbo, name).out(placed, weight, bias, out=out)
             check_only(out, want[0])
-            same = forward(f"add_{name}", placed, guarded(residual, j), weight)
-            for a, b in zip(added, same, strict=True):
-                assert torch.equal(a, b)
+            check_same(forward(f"add_{name}", placed, guarded(residual, j), weight), added)
 
 
 @pytest.mark.gpu
@@ -114,8 +116,7 @@ def test_rows_apart(name: str, dtype: torch.dtype, columns: int) -> None:
             getattr(torch.ops.ikbo, name).out(source, weight, bias, out=out)
             check_only(out, y)
             for r in (residual, other):
-                for a, b in zip(added, forward(f"add_{name}", source, r, weight), strict=True):
-                    assert torch.equal(a, b)
+                check_same(forward(f"add_{name}", source, r, weight), added)
 
 
 @pytest.mark.gpu

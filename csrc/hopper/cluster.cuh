@@ -23,13 +23,6 @@ __device__ inline void cluster_sync() {
   cuda::ptx::barrier_cluster_wait(cuda::ptx::sem_acquire);
 }
 
-// The same in two halves, with other work between them, for barriers alone that were set up and
-// fenced before (fence_barrier_init): what else was written isn't visible.
-__device__ inline void cluster_arrive() {
-  cuda::ptx::barrier_cluster_arrive(cuda::ptx::sem_relaxed);
-}
-__device__ inline void cluster_wait() { cuda::ptx::barrier_cluster_wait(cuda::ptx::sem_acquire); }
-
 // Stores to the same place of another CTA's shared memory. For those who read it after a
 // cluster_sync().
 __device__ inline void store_in_cluster(float4* place, uint32_t cta_rank, float4 value) {

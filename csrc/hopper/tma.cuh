@@ -23,14 +23,8 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Brings a box into L2, where it is read from later; what lies out of range isn't. Also before
+// Brings 32 bytes, and what lies around them, into L2, where they are read from later. Also before
 // wait_for_previous_kernel(): nothing is read, and what that kernel writes it writes to L2.
-__device__ inline void prefetch_box(const CUtensorMap& map, int32_t x, int32_t y) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map),
-               "r"(x), "r"(y)
-               : "memory");
-}
-// The same of 32 bytes and what lies around them.
 __device__ inline void prefetch_global(const void* place) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(place) : "memory");
 }

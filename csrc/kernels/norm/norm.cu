@@ -32,27 +32,49 @@ bool all_of_type(ElementType type, std::initializer_list<NormMatrix> operands) {
                      [&](const NormMatrix& m) { return m.data == nullptr || m.type == type; });
 }
 
+// pick(zero), of x's type.
+template <class Pick>
+auto of_type(ElementType type, const Pick& pick) {
+  if (type == ElementType::kBfloat16) return pick(__nv_bfloat16{});
+  if (type == ElementType::kFloat16) return pick(__half{});
+  return pick(float{});
+}
+
 ForwardKernel forward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
-  if (type == ElementType::kBfloat16) return forward_kernel<__nv_bfloat16>(vectors, in_warp, full);
-  if (type == ElementType::kFloat16) return forward_kernel<__half>(vectors, in_warp, full);
-  return forward_kernel<float>(vectors, in_warp, full);
+  return of_type(type,
+                 [&](auto zero) { return forward_kernel<decltype(zero)>(vectors, in_warp, full); });
 }
-
 ForwardKernel forward_wide_kernel_of(ElementType type, int vectors, bool layer) {
-  if (type == ElementType::kBfloat16) return forward_wide_kernel<__nv_bfloat16>(vectors, layer);
-  if (type == ElementType::kFloat16) return forward_wide_kernel<__half>(vectors, layer);
-  return forward_wide_kernel<float>(vectors, layer);
+  return of_type(type,
+                 [&](auto zero) { return forward_wide_kernel<decltype(zero)>(vectors, layer); });
 }
-
 ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes, int sure,
                                       bool cluster, bool plain) {
-  if (type == ElementType::kBfloat16) {
-    return forward_loose_kernel<__nv_bfloat16>(vectors, lanes, sure, cluster, plain);
-  }
-  if (type == ElementType::kFloat16) {
-    return forward_loose_kernel<__half>(vectors, lanes, sure, cluster, plain);
-  }
-  return forward_loose_kernel<float>(vectors, lanes, sure, cluster, plain);
+  return of_type(type, [&](auto zero) {
+    return forward_loose_kernel<decltype(zero)>(vectors, lanes, sure, cluster, plain);
+  });
+}
+ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_warp, bool layer,
+                                      WholeForm form) {
+  return of_type(type, [&](auto zero) {
+    return forward_whole_kernel<decltype(zero)>(vectors, in_warp, layer, form);
+  });
+}
+BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes) {
+  return of_type(type,
+                 [&](auto zero) { return backward_loose_kernel<decltype(zero)>(vectors, lanes); });
+}
+BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
+  return of_type(
+      type, [&](auto zero) { return backward_kernel<decltype(zero)>(vectors, in_warp, full); });
+}
+WholeKernel whole_kernel_of(ElementType type, const NormWhole& whole) {
+  return of_type(type, [&](auto zero) { return whole_kernel<decltype(zero)>(whole); });
+}
+using ColumnsKernel = decltype(&norm_columns_sm90<float>);
+ColumnsKernel columns_kernel_of(ElementType type) {
+  return of_type(type,
+                 [](auto zero) -> ColumnsKernel { return norm_columns_sm90<decltype(zero)>; });
 }
 
 // Rows one behind the other, of one type with weight and bias, and nothing more.
@@ -63,35 +85,6 @@ bool is_plain(const NormForward& p, const NormConfig& config) {
   return config.groups == 1 && p.residual.data == nullptr && !p.quantizes() &&
          p.weight_offset == 0.0f && touches(p.x) && touches(p.y) &&
          all_of_type(p.x.type, {p.weight, p.bias, p.y});
-}
-
-ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_warp, bool layer,
-                                      WholeForm form) {
-  if (type == ElementType::kBfloat16) {
-    return forward_whole_kernel<__nv_bfloat16>(vectors, in_warp, layer, form);
-  }
-  if (type == ElementType::kFloat16) {
-    return forward_whole_kernel<__half>(vectors, in_warp, layer, form);
-  }
-  return forward_whole_kernel<float>(vectors, in_warp, layer, form);
-}
-
-BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes) {
-  if (type == ElementType::kBfloat16) return backward_loose_kernel<__nv_bfloat16>(vectors, lanes);
-  if (type == ElementType::kFloat16) return backward_loose_kernel<__half>(vectors, lanes);
-  return backward_loose_kernel<float>(vectors, lanes);
-}
-
-BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
-  if (type == ElementType::kBfloat16) return backward_kernel<__nv_bfloat16>(vectors, in_warp, full);
-  if (type == ElementType::kFloat16) return backward_kernel<__half>(vectors, in_warp, full);
-  return backward_kernel<float>(vectors, in_warp, full);
-}
-
-WholeKernel whole_kernel_of(ElementType type, const NormWhole& whole) {
-  if (type == ElementType::kBfloat16) return whole_kernel<__nv_bfloat16>(whole);
-  if (type == ElementType::kFloat16) return whole_kernel<__half>(whole);
-  return whole_kernel<float>(whole);
 }
 
 // Of whole rows.
@@ -140,12 +133,12 @@ void clear(uint32_t* counter, cudaStream_t stream) {
 // Of a problem whose rows are full.
 bool takes_whole(const NormBackward& p, const NormWhole& whole) {
   constexpr int64_t kMostBytes = int64_t{1} << 32;  // from row to row
-  const bool takes_weight = whole.wide || whole_packs_weight(whole.lanes, whole.vectors)
-                                ? p.weight.type == p.x.type && p.weight_offset == 0.0f
-                                : true;
+  const bool takes_weight = !(whole.wide || whole_packs_weight(whole.lanes, whole.vectors)) ||
+                            p.weight.data == nullptr ||
+                            (p.weight.type == p.x.type && p.weight_offset == 0.0f);
   return whole.has_kernel() && p.grad_x.data != nullptr && p.grad_residual_out.data == nullptr &&
-         (p.weight.data == nullptr || takes_weight) && p.x.row_bytes < kMostBytes &&
-         p.grad_y.row_bytes < kMostBytes && p.grad_x.row_bytes < kMostBytes;
+         takes_weight && p.x.row_bytes < kMostBytes && p.grad_y.row_bytes < kMostBytes &&
+         p.grad_x.row_bytes < kMostBytes;
 }
 
 void run_whole(const NormBackward& p, const NormWhole& whole, cudaStream_t stream) {
@@ -197,13 +190,7 @@ void run_columns(const NormBackward& p, int64_t columns, cudaStream_t stream) {
   const int span = kColumnsLanes * 16 / bytes_of(p.x.type);
   LaunchShape shape{static_cast<unsigned>((columns + span - 1) / span), kColumnsThreads};
   shape.overlaps_previous = true;
-  if (p.x.type == ElementType::kBfloat16) {
-    launch(norm_columns_sm90<__nv_bfloat16>, shape, stream, p, columns);
-  } else if (p.x.type == ElementType::kFloat16) {
-    launch(norm_columns_sm90<__half>, shape, stream, p, columns);
-  } else {
-    launch(norm_columns_sm90<float>, shape, stream, p, columns);
-  }
+  launch(columns_kernel_of(p.x.type), shape, stream, p, columns);
 }
 
 }  // namespace
@@ -298,6 +285,7 @@ void run_norm_backward(const NormBackward& p, const NormBackwardConfig& both, cu
 void load_norm() {
   for (const ElementType type :
        {ElementType::kBfloat16, ElementType::kFloat16, ElementType::kFloat32}) {
+    load_kernel(norm::columns_kernel_of(type));
     for (const NormWhole& layout : norm_detail::kWholeLayouts) {
       for (const bool sums : {false, true}) {
         load_kernel(norm::whole_kernel_of(
@@ -338,9 +326,6 @@ void load_norm() {
   load_kernel(norm::norm_forward_looped_sm90);
   load_kernel(norm::norm_backward_looped_sm90);
   load_kernel(norm::norm_partials_looped_sm90);
-  load_kernel(norm::norm_columns_sm90<__nv_bfloat16>);
-  load_kernel(norm::norm_columns_sm90<__half>);
-  load_kernel(norm::norm_columns_sm90<float>);
   load_kernel(norm::norm_finish_quads_sm90);
   load_kernel(norm::norm_finish_sm90<norm::kFewLoads>);
   load_kernel(norm::norm_finish_sm90<norm::kManyLoads>);
