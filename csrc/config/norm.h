@@ -214,7 +214,6 @@ struct NormConfig {
   static constexpr int kMaxStages = 6;
   static constexpr int kMaxStaged = 3;
   static constexpr int kWideTeams = 2, kWideStages = 3;
-  static constexpr int kWholeWarps = 4;   // of a CTA of whole rows that lie within warps
   static constexpr int kPairVectors = 2;  // up to which the backward's CTA takes two rows at once
 
   NormPass pass;
@@ -241,6 +240,9 @@ struct NormConfig {
   // Forward: every thread keeps its vectors of weight and bias, in x's type, in shared memory.
   // Whole rows: where they are few, for their loads then don't wait for the row.
   bool keeps_parameters;
+  // Forward: x is larger than the L2 cache, and its lines there go after others'. Wide rows gain 3
+  // to 4 % by it, as if the results' lines else stayed too long.
+  bool evict_last;
 
   constexpr bool has_counter() const { return by_ticket || paced; }
   // A float for every column slot of every thread.
@@ -353,12 +355,15 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.bias_sums = !forward && p.bias_sums && !m.looped;
   // Both parts of a row for a cluster of two, of 4 vectors a thread, suit one CTA of 1024 threads.
   const bool halves = p.usual && !p.layer && m.cluster == 2 && m.thread_vectors == 4;
+  c.evict_last = forward && p.rows * p.groups * p.columns * p.staged[0] > device.l2_bytes;
   const bool aligned = forward && p.aligned && !m.looped && m.idle_slots() == 0;
   if (aligned && (m.cluster == 1 || halves)) {
     // With weights on their way at once few rows are done in 0.55 to 0.75 of the time. With more
     // rows than run at a time, 32 warps an SM, others cover the wait and registers would be missed.
     constexpr int kWarpsAtOnce = 32;
-    if (m.in_warp()) m.warps = NormConfig::kWholeWarps;
+    // Two warps a CTA are 1 to 3 % quicker than four, where CTAs don't end faster than an SM starts
+    // others: of 2 vectors that costs a fifth.
+    if (m.in_warp()) m.warps = m.thread_vectors > 2 ? 2 : 4;
     const int64_t rows_per_cta = m.in_warp() ? m.warps * c.at_once : 1;
     c.whole = true;
     c.grid = static_cast<int>(ceil_div(p.rows, rows_per_cta)) * p.groups;

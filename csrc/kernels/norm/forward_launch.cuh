@@ -10,28 +10,13 @@
 
 namespace ikbo::norm {
 
-template <class T, int kVectors, bool kInWarp, bool kLayer>
-ForwardKernel forward_plain(WholeForm form) {
-  if constexpr (!kLayer) {
-    constexpr auto kHeads = WholeForm::kHeads, kHalves = WholeForm::kHalves;
-    if (form == kHeads) return norm_forward_plain_sm90<T, kVectors, kInWarp, false, kHeads>;
-    if constexpr (kVectors == 4 && !kInWarp) {
-      if (form == kHalves) return norm_forward_plain_sm90<T, kVectors, false, false, kHalves>;
-    }
-  }
-  if (form == WholeForm::kQuant) return norm_forward_quant_sm90<T, kVectors, kInWarp, kLayer>;
-  return form == WholeForm::kEarly
-             ? norm_forward_plain_sm90<T, kVectors, kInWarp, kLayer, WholeForm::kEarly>
-             : norm_forward_plain_sm90<T, kVectors, kInWarp, kLayer, WholeForm::kPlain>;
-}
-
 // Rows over warps have up to 4 vectors a thread.
 template <class T>
 ForwardKernel forward_whole(int vectors, bool in_warp, bool layer, WholeForm form) {
   const auto pick = [&](auto count, auto within) -> ForwardKernel {
     if (form == WholeForm::kGeneral) return norm_forward_whole_sm90<T, count, within>;
-    return layer ? forward_plain<T, count, within, true>(form)
-                 : forward_plain<T, count, within, false>(form);
+    return layer ? norm_forward_quant_sm90<T, count, within, true>
+                 : norm_forward_quant_sm90<T, count, within, false>;
   };
   const auto pick_either = [&](auto count) {
     return in_warp ? pick(count, std::true_type{}) : pick(count, std::false_type{});
@@ -41,6 +26,39 @@ ForwardKernel forward_whole(int vectors, bool in_warp, bool layer, WholeForm for
   if (vectors == 3) return pick_either(kNumber<3>);
   if (vectors == 4) return pick_either(kNumber<4>);
   return vectors == 5 ? pick(kNumber<5>, std::true_type{}) : pick(kNumber<9>, std::true_type{});
+}
+
+template <class T, int kVectors, int kLanes>
+PlainKernel forward_plain_of(bool layer, WholeForm form) {
+  constexpr auto kPlain = WholeForm::kPlain, kEarly = WholeForm::kEarly;
+  constexpr auto kHeads = WholeForm::kHeads, kHalves = WholeForm::kHalves;
+  if (form == kHeads) return norm_forward_plain_sm90<T, kVectors, kLanes, false, kHeads>;
+  if constexpr (kVectors == 4 && kLanes == 0) {
+    if (form == kHalves) return norm_forward_plain_sm90<T, kVectors, kLanes, false, kHalves>;
+  }
+  if constexpr (kLanes == 0) {
+    if (form == kPlain) {
+      return layer ? norm_forward_plain_sm90<T, kVectors, kLanes, true, kPlain>
+                   : norm_forward_plain_sm90<T, kVectors, kLanes, false, kPlain>;
+    }
+  }
+  return layer ? norm_forward_plain_sm90<T, kVectors, kLanes, true, kEarly>
+               : norm_forward_plain_sm90<T, kVectors, kLanes, false, kEarly>;
+}
+
+// The layouts of whole rows: norm_mapping() takes the fewest lanes.
+template <class T>
+PlainKernel forward_plain(int vectors, int lanes, bool layer, WholeForm form) {
+  PlainKernel found = nullptr;
+  const auto try_one = [&](auto count, auto of_row) {
+    if (vectors == count && lanes == of_row) found = forward_plain_of<T, count, of_row>(layer, form);
+  };
+  const auto try_lanes = [&](auto of_row, auto... counts) { (try_one(counts, of_row), ...); };
+  try_lanes(kNumber<0>, kNumber<1>, kNumber<2>, kNumber<3>, kNumber<4>);
+  try_lanes(kNumber<8>, kNumber<1>, kNumber<2>, kNumber<3>, kNumber<4>, kNumber<5>, kNumber<9>);
+  try_lanes(kNumber<16>, kNumber<3>, kNumber<4>, kNumber<5>, kNumber<9>);
+  try_lanes(kNumber<32>, kNumber<3>, kNumber<4>, kNumber<5>, kNumber<9>);
+  return found;
 }
 
 template <class T>
@@ -90,6 +108,10 @@ ForwardKernel forward_wide(bool layer) {
   template <>                                                                                    \
   ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form) { \
     return forward_whole<T>(vectors, in_warp, layer, form);                                      \
+  }                                                                                              \
+  template <>                                                                                    \
+  PlainKernel forward_plain_kernel<T>(int vectors, int lanes, bool layer, WholeForm form) {      \
+    return forward_plain<T>(vectors, lanes, layer, form);                                        \
   }                                                                                              \
   template <>                                                                                    \
   ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,          \

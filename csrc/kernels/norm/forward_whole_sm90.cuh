@@ -5,6 +5,7 @@
 // Sums are added in the order of norm_forward_sm90, so the bits are the same.
 #pragma once
 
+#include "hopper/l2_priority.cuh"
 #include "kernels/norm/compiled.h"
 #include "kernels/norm/forward_row.cuh"
 
@@ -42,63 +43,76 @@ __device__ inline float exchange_halves(Exchange& shared, int warps, int half, f
   return value + __shfl_xor_sync(0xffffffffu, value, kMaxWarps);
 }
 
-// Registers a thread, which decide how many rows an SM works on: 32 warps of those of 4 vectors,
-// but where these don't suffice. Where weights are loaded early there are few rows.
-template <class T, int kVectors, bool kInWarp, bool kLayer, WholeForm kForm>
+// Registers a thread, which decide how many rows an SM works on. Over warps: 32 warps of those of 4
+// vectors, but where these don't suffice; both halves of a row 64.
+template <class T, int kVectors, int kLanes, bool kLayer, WholeForm kForm>
 constexpr int plain_registers() {
-  if (kForm == WholeForm::kEarly) return kVectors > 5 ? 192 : 128;
-  if (kVectors > 5) return 128;
-  if (kVectors == 1) return 32;
-  return 32 + 8 * kVectors + (kInWarp && (kLayer || std::is_same_v<T, __half>) ? 8 : 0);
+  if (kForm == WholeForm::kHalves) return 32;
+  if (kForm == WholeForm::kEarly && kLanes == 0) return 128;
+  if (kVectors > 5) return kLayer ? 168 : 128;
+  if (kVectors == 1) return kLanes > 0 && kLayer ? 40 : 32;
+  return 32 + 8 * kVectors + (kLanes > 0 && kLayer ? 8 * (kVectors - 2) : 0);
 }
 
 // x, y, a weight and, beside means, a bias of one type, without a residual. Groups, weight_offset
 // and other choices of weight and bias are those of kHeads alone. A row is kept packed and unpacked
-// again in each pass.
-template <class T, int kVectors, bool kInWarp, bool kLayer, WholeForm kForm>
-__global__ void __maxnreg__((plain_registers<T, kVectors, kInWarp, kLayer, kForm>()))
-    norm_forward_plain_sm90(const __grid_constant__ NormForward p,
-                            const __grid_constant__ NormConfig config) {
+// again in each pass; halves are read again. kLanes: of a row, or 0 over warps.
+template <class T, int kVectors, int kLanes, bool kLayer, WholeForm kForm>
+__global__ void __maxnreg__((plain_registers<T, kVectors, kLanes, kLayer, kForm>()))
+    norm_forward_plain_sm90(const __grid_constant__ PlainForward p) {
   constexpr int kVector = 16 / sizeof(T);
-  constexpr bool kEarly = kForm == WholeForm::kEarly, kHalves = kForm == WholeForm::kHalves;
-  constexpr bool kHeads = kForm == WholeForm::kHeads;
+  constexpr bool kHalves = kForm == WholeForm::kHalves, kHeads = kForm == WholeForm::kHeads;
+  constexpr bool kInWarp = kLanes > 0, kEarly = kForm == WholeForm::kEarly;
   static_assert(!kLayer || (!kHalves && !kHeads));
   __shared__ Exchange shared;
-  const NormMapping& m = config.mapping;
-  begin(p, config);
+  hopper::touch(p);
+  hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
-  uint32_t team = blockIdx.x, group = 0;
+  uint32_t row = blockIdx.x, group = 0;
   if constexpr (kHeads) {
-    group = team % config.groups;
-    team /= config.groups;
+    group = row % p.groups;
+    row /= p.groups;
   }
-  const WholeRow<kInWarp> row(team, static_cast<uint32_t>(p.rows), m.lanes);
-  const int half = kHalves && row.thread >= m.lanes;
+  int thread = threadIdx.x;
+  bool exists = true;  // threads without a row read the last one: all of a warp shuffle
+  if constexpr (kInWarp) {
+    row = row * (blockDim.x / kLanes) + threadIdx.x / kLanes;
+    thread %= kLanes;
+    exists = row < p.rows;
+    row = min(row, p.rows - 1);
+  }
+  const int lanes = kInWarp ? kLanes : blockDim.x / (kHalves ? 2 : 1);
+  const int half = kHalves && thread >= lanes;
 
   // Vectors lie `step` bytes from one another, from the first byte of a row that is the thread's.
-  const int step = 16 * m.lanes;
-  int first = (half * (kVectors - 1) * m.lanes + row.thread) * 16;
-  const auto data_of = [&](const NormMatrix& m) {
-    return static_cast<char*>(m.data) + (kHeads ? group * m.group_bytes : 0);
+  const int step = 16 * lanes;
+  int first = (half * (kVectors - 1) * lanes + thread) * 16;
+  const auto of_group = [&](auto data, int64_t group_bytes) {
+    return kHeads ? data + group * group_bytes : data;
   };
-  const auto row_of = [&](const NormMatrix& m) {
-    return data_of(m) + row.row * m.row_bytes + first;
-  };
+  const uint64_t last = hopper::evict_last_if(p.evict_last);
   Words<4> x[kVectors];
+  const auto load_x = [&] {
+    const char* const from = of_group(p.x, p.x_group_bytes) + uint64_t{row} * p.x_bytes + first;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) x[v] = load_words<4>(row_of(p.x) + v * step);
-  // Asking whether there is one costs a quarter of all instructions, so that only kHeads does.
-  const auto load_parameter = [&](const NormMatrix& m, int v, uint32_t absent) {
-    if (kHeads && m.data == nullptr) return Words<4>{absent, absent, absent, absent};
-    return load_words<4>(data_of(m) + (first + v * step));
+    for (int v = 0; v < kVectors; ++v) x[v] = load_words(from + v * step, last);
   };
-  // All of them or, later, a vector ahead of the one at hand.
+  load_x();
+  // Asking whether there is one costs a quarter of all instructions, so that only kHeads does.
+  const auto load_parameter = [&](const char* data, int64_t group_bytes, int v, uint32_t absent) {
+    if (kHeads && data == nullptr) return Words<4>{absent, absent, absent, absent};
+    return load_words<4>(of_group(data, group_bytes) + (first + v * step));
+  };
+  // All of them or, later, a vector ahead of the one at hand (fp32's halves: at hand).
   constexpr int kHeld = kEarly ? kVectors : 1;
+  constexpr bool kAhead = !kEarly && !(kHalves && kVector == 4);
   constexpr bool kHasBias = kLayer || kHeads;
   Words<4> weight[kHeld], bias[kHeld];
   const auto load_parameters = [&](int v) {
-    weight[v % kHeld] = load_parameter(p.weight, v, kOnes<T>);
-    if constexpr (kHasBias) bias[v % kHeld] = load_parameter(p.bias, v, kMinusZeros<T>);
+    weight[v % kHeld] = load_parameter(p.weight, p.weight_group_bytes, v, kOnes<T>);
+    if constexpr (kHasBias) {
+      bias[v % kHeld] = load_parameter(p.bias, p.bias_group_bytes, v, kMinusZeros<T>);
+    }
   };
   if constexpr (kEarly) {
 #pragma unroll
@@ -122,32 +136,33 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kInWarp, kLayer, kForm
     }
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   };
-  const int lanes = kInWarp ? m.lanes : 32;
+  constexpr int kShuffled = kInWarp ? kLanes : 32;
   constexpr float kPartColumns = 32.0f * kVectors * kVector;  // over warps: of a warp
   float sum = 0.0f, mean = 0.0f;
   if constexpr (kLayer) {
-    sum = sum_lanes(sum_over([](float value, float sum) { return sum + value; }), lanes);
-    mean = __fmul_rn(sum, kInWarp ? config.per_column : 1.0f / kPartColumns);
+    sum = sum_lanes(sum_over([](float value, float sum) { return sum + value; }), kShuffled);
+    mean = __fmul_rn(sum, kInWarp ? p.per_column : 1.0f / kPartColumns);
   }
   float squares = sum_over([&](float value, float sum) {
     const float away = kLayer ? value - mean : value;
     return fmaf(away, away, sum);
   });
-  squares = sum_lanes(squares, lanes);
+  squares = sum_lanes(squares, kShuffled);
   float of_row = mean, shift = 0.0f;
   if constexpr (kHalves) {
-    squares = exchange_halves(shared, m.warps, half, squares);
+    squares = exchange_halves(shared, lanes / 32, half, squares);
+    load_x();
   } else if constexpr (!kInWarp) {
     uint32_t turn = 0;
-    const Moments merge{kLayer, false, config.per_cta_column, config.per_column};
+    const Moments merge{kLayer, false, p.per_column, p.per_column};
     const float4 whole =
         exchange(shared, turn, 1, {sum, squares, kPartColumns, mean}, merge, [] {});
     squares = whole.y;
     if constexpr (kLayer) of_row = whole.w, shift = mean - of_row;
   }
-  const float rstd = rsqrtf(fmaf(squares, config.per_column, p.eps));
-  if (row.thread == 0 && row.exists) {
-    const int64_t index = kHeads ? int64_t{row.row} * config.groups + group : row.row;
+  const float rstd = rsqrtf(fmaf(squares, p.per_column, p.eps));
+  if (thread == 0 && exists) {
+    const int64_t index = kHeads ? int64_t{row} * p.groups + group : row;
     if (kLayer && p.mean) p.mean[index] = of_row;
     if (p.rstd) p.rstd[index] = rstd;
   }
@@ -155,15 +170,16 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kInWarp, kLayer, kForm
 
   // Addresses are made anew, and not kept in registers.
   asm volatile("" : "+r"(first));
-  char* const to = row_of(p.y);
-  if constexpr (!kEarly) load_parameters(0);
+  char* const to = of_group(p.y, p.y_group_bytes) + uint64_t{row} * p.y_bytes + first;
+  if constexpr (kAhead) load_parameters(0);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
+    if constexpr (!kEarly && !kAhead) load_parameters(v);
     float values[kVector], w[kVector], b[kVector];
     unpack_words<T>(weight[v % kHeld], w);
     if constexpr (kHasBias) unpack_words<T>(bias[v % kHeld], b);
     // No load goes ahead of a store by itself.
-    if (!kEarly && v + 1 < kVectors) load_parameters(v + 1);
+    if (kAhead && v + 1 < kVectors) load_parameters(v + 1);
     values_of(v, values);
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
@@ -173,7 +189,7 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kInWarp, kLayer, kForm
       if constexpr (kHeads) w[e] += p.weight_offset;  // -0 where there is none
       values[e] = kHasBias ? fmaf(values[e], w[e], b[e]) : __fmul_rn(values[e], w[e]);
     }
-    if (row.exists) store_words<false>(to + v * step, pack_words<T>(values));
+    if (exists) store_words<false>(to + v * step, pack_words<T>(values));
   }
 }
 
@@ -201,8 +217,9 @@ __global__ void __maxnreg__((kWholeRegisters<kVectors, kInWarp>))
 
   Words<4> x[kVectors];
   const char* const from = Target(p.x, place).row(row.row);
+  const uint64_t last = hopper::evict_last_if(config.evict_last);
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) x[v] = load_words<4>(from + at.first(v) * sizeof(T));
+  for (int v = 0; v < kVectors; ++v) x[v] = load_words(from + at.first(v) * sizeof(T), last);
   norm.keep_parameters(place);
   float values[kVectors][kVector];
   const auto unpack = [&] {

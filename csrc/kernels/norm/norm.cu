@@ -60,6 +60,12 @@ ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_war
     return forward_whole_kernel<decltype(zero)>(vectors, in_warp, layer, form);
   });
 }
+PlainKernel forward_plain_kernel_of(ElementType type, int vectors, int lanes, bool layer,
+                                    WholeForm form) {
+  return of_type(type, [&](auto zero) {
+    return forward_plain_kernel<decltype(zero)>(vectors, lanes, layer, form);
+  });
+}
 BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes) {
   return of_type(type,
                  [&](auto zero) { return backward_loose_kernel<decltype(zero)>(vectors, lanes); });
@@ -110,16 +116,52 @@ LaunchShape shape_of(const NormConfig& config) {
   return shape;
 }
 
-void run_whole(NormForward p, const NormConfig& config, cudaStream_t stream) {
-  const NormMapping& m = config.mapping;
-  const WholeForm form = whole_form(p, config);
+// From row to row: kernels of whole rows keep it in 32 bits.
+constexpr int64_t kMostRowBytes = int64_t{1} << 32;
+
+// Of a form that has such a kernel.
+void run_plain(const NormForward& p, const NormConfig& config, WholeForm form, PlainKernel kernel,
+               cudaStream_t stream) {
+  PlainForward w{};
+  w.x = static_cast<const char*>(p.x.data);
+  w.weight = static_cast<const char*>(p.weight.data);
+  w.bias = static_cast<const char*>(p.bias.data);
+  w.y = static_cast<char*>(p.y.data);
+  w.mean = p.mean;
+  w.rstd = p.rstd;
+  w.rows = static_cast<uint32_t>(p.rows);
+  w.x_bytes = static_cast<uint32_t>(p.x.row_bytes);
+  w.y_bytes = static_cast<uint32_t>(p.y.row_bytes);
+  w.eps = p.eps;
+  w.per_column = config.per_column;
+  w.evict_last = config.evict_last;
+  w.x_group_bytes = p.x.group_bytes;
+  w.y_group_bytes = p.y.group_bytes;
+  w.weight_group_bytes = p.weight.group_bytes;
+  w.bias_group_bytes = p.bias.group_bytes;
+  w.groups = static_cast<uint32_t>(config.groups);
+  w.weight_offset = p.weight_offset == 0.0f ? -0.0f : p.weight_offset;  // -0 changes no weight
   LaunchShape shape = shape_of(config);
-  if (form != WholeForm::kGeneral) shape.shared_bytes = 0;
+  shape.shared_bytes = 0;
   if (form == WholeForm::kHalves) {
     shape.block.x *= 2;
     shape.cluster = 1;
   }
-  if (p.weight_offset == 0.0f) p.weight_offset = -0.0f;  // changes no weight that it is added to
+  launch(kernel, shape, stream, w);
+}
+
+void run_whole(const NormForward& p, const NormConfig& config, cudaStream_t stream) {
+  const NormMapping& m = config.mapping;
+  WholeForm form = whole_form(p, config);
+  if (form != WholeForm::kGeneral && form != WholeForm::kQuant) {
+    const bool fits = p.x.row_bytes < kMostRowBytes && p.y.row_bytes < kMostRowBytes;
+    const PlainKernel kernel = forward_plain_kernel_of(p.x.type, m.thread_vectors,
+                                                       m.in_warp() ? m.lanes : 0, p.layer, form);
+    if (fits && kernel) return run_plain(p, config, form, kernel, stream);
+    form = WholeForm::kGeneral;
+  }
+  LaunchShape shape = shape_of(config);
+  if (form == WholeForm::kQuant) shape.shared_bytes = 0;
   launch(forward_whole_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), p.layer, form), shape,
          stream, p, config);
 }
@@ -132,13 +174,12 @@ void clear(uint32_t* counter, cudaStream_t stream) {
 
 // Of a problem whose rows are full.
 bool takes_whole(const NormBackward& p, const NormWhole& whole) {
-  constexpr int64_t kMostBytes = int64_t{1} << 32;  // from row to row
   const bool takes_weight = !(whole.wide || whole_packs_weight(whole.lanes, whole.vectors)) ||
                             p.weight.data == nullptr ||
                             (p.weight.type == p.x.type && p.weight_offset == 0.0f);
   return whole.has_kernel() && p.grad_x.data != nullptr && p.grad_residual_out.data == nullptr &&
-         takes_weight && p.x.row_bytes < kMostBytes && p.grad_y.row_bytes < kMostBytes &&
-         p.grad_x.row_bytes < kMostBytes;
+         takes_weight && p.x.row_bytes < kMostRowBytes && p.grad_y.row_bytes < kMostRowBytes &&
+         p.grad_x.row_bytes < kMostRowBytes;
 }
 
 void run_whole(const NormBackward& p, const NormWhole& whole, cudaStream_t stream) {
@@ -309,10 +350,18 @@ void load_norm() {
       }
     }
     for (const int vectors : NormMapping::kThreadVectors) {
-      for (const bool in_warp : {false, true}) {
-        using enum norm::WholeForm;
-        for (const auto form : {kGeneral, kPlain, kEarly, kHeads, kHalves, kQuant}) {
+      using enum norm::WholeForm;
+      for (const int lanes : {0, 8, 16, 32}) {
+        for (const auto form : {kPlain, kEarly, kHeads, kHalves}) {
           for (const bool layer : {false, true}) {
+            const auto kernel = norm::forward_plain_kernel_of(type, vectors, lanes, layer, form);
+            if (kernel) load_kernel(kernel);
+          }
+        }
+      }
+      for (const bool in_warp : {false, true}) {
+        for (const bool layer : {false, true}) {
+          for (const auto form : {kGeneral, kQuant}) {
             load_kernel(norm::forward_whole_kernel_of(type, vectors, in_warp, layer, form));
           }
         }

@@ -87,6 +87,14 @@ __device__ inline Words<kCount> load_words(const char* from) {
   }
   return words;
 }
+// 16 bytes, with a priority in the L2 cache (hopper/l2_priority.cuh).
+__device__ inline Words<4> load_words(const char* from, uint64_t priority) {
+  Words<4> words;
+  asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+               : "l"(from), "l"(priority));
+  return words;
+}
 // 16 bytes of shared memory that are read again and again, and not to wait in registers meanwhile.
 __device__ inline Words<4> load_words_again(uint32_t from) {
   Words<4> words;

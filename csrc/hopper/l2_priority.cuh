@@ -1,0 +1,16 @@
+// How long what a load brings into the L2 cache stays there.
+#pragma once
+
+#include <cstdint>
+
+namespace ikbo::hopper {
+
+// For loads with an L2 cache hint: lines that go after all others, if `last`, or ordinary ones.
+__device__ inline uint64_t evict_last_if(bool last) {
+  uint64_t evict_last, evict_normal;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(evict_last));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(evict_normal));
+  return last ? evict_last : evict_normal;
+}
+
+}  // namespace ikbo::hopper
