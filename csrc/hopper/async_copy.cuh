@@ -25,6 +25,15 @@ __device__ inline void copy_async_16_zero_filled(uint32_t destination, const voi
                : "memory");
 }
 
+// The same with a priority in the L2 cache: see l2_priority.cuh.
+__device__ inline void copy_async_16_zero_filled(uint32_t destination, const void* source,
+                                                 int bytes, uint64_t priority) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+               :
+               : "r"(destination), "l"(source), "r"(bytes), "l"(priority)
+               : "memory");
+}
+
 // A float, or zero where it isn't `there`.
 __device__ inline void copy_async_4_or_zero(float* destination, const float* source, bool there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"

@@ -51,7 +51,8 @@ template <class T>
 PlainKernel forward_plain(int vectors, int lanes, bool layer, WholeForm form) {
   PlainKernel found = nullptr;
   const auto try_one = [&](auto count, auto of_row) {
-    if (vectors == count && lanes == of_row) found = forward_plain_of<T, count, of_row>(layer, form);
+    if (vectors == count && lanes == of_row)
+      found = forward_plain_of<T, count, of_row>(layer, form);
   };
   const auto try_lanes = [&](auto of_row, auto... counts) { (try_one(counts, of_row), ...); };
   try_lanes(kNumber<0>, kNumber<1>, kNumber<2>, kNumber<3>, kNumber<4>);

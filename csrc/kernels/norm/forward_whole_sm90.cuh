@@ -5,7 +5,6 @@
 // Sums are added in the order of norm_forward_sm90, so the bits are the same.
 #pragma once
 
-#include "hopper/l2_priority.cuh"
 #include "kernels/norm/compiled.h"
 #include "kernels/norm/forward_row.cuh"
 

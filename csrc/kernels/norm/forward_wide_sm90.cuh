@@ -64,15 +64,17 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
   const auto of_row = [&](const NormMatrix& m, uint32_t row) {
     return static_cast<char*>(m.data) + row * m.row_bytes + first;
   };
+  const uint64_t last = hopper::evict_last_if(config.evict_last);
   const auto load_vector = [&](int stage, const char* from, uint32_t row, int v) {
     hopper::copy_async_16_zero_filled(places + (stage * kVectors + v) * step, from,
-                                      row < rows ? 16 : 0);
+                                      row < rows ? 16 : 0, last);
   };
   const uint32_t row_step = config.owners * kWideTeams;
   uint32_t row = hopper::cluster_index() * kWideTeams + team;
-#pragma unroll
+  // Unrolled, ptxas 13.0 gives these copies wrong registers, which are illegal instructions.
+#pragma unroll 1
   for (int s = 0; s < kWideStages; ++s) {
-#pragma unroll
+#pragma unroll 1
     for (int v = 0; v < kVectors; ++v) {
       load_vector(s, of_row(p.x, row + s * row_step) + v * step, row + s * row_step, v);
     }
