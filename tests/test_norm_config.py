@@ -256,7 +256,7 @@ def test_backward_of_whole_rows(
     # No CTA without rows, but where there are none.
     blocks = -(-rows // whole.turn_rows)
     assert whole.partials <= max(1, -(-blocks // whole.teams))
-    assert whole.shared_bytes + STATIC_BYTES <= SHARED_BYTES
+    assert whole.shared_bytes + whole.static_bytes <= SHARED_BYTES
     assert whole.stages >= 2 and whole.shared_bytes >= whole.stages * whole.stage_bytes
     if not whole.wide:
         both = (layer or bias) and not whole.has_slots

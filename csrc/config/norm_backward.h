@@ -48,6 +48,8 @@ struct NormWhole {
     const int all_sums = (sums && !has_slots() ? 2 : 1) * sum_bytes();
     return wide ? stages * stage_bytes() : std::max(stages * stage_bytes(), all_sums);
   }
+  // Of exchanges beside them, at most.
+  constexpr int static_bytes() const { return wide ? 2048 * teams : 5 * 1024; }
   constexpr int shared_bytes() const {
     return slots_at() + (wide ? lanes * vectors * 16 : has_slots() ? sum_bytes() : 0);
   }
@@ -68,7 +70,7 @@ inline constexpr std::array<NormWhole, 11> kWholeLayouts = {{
     {512, 1, 2, 16, 2, false},
     {512, 3, 1, 16, 4, false},
     {256, 4, 1, 16, 3, true},
-    {512, 4, 1, 16, 3, false},  // without this line such rows take rings
+    {512, 4, 1, 16, 3, true},
 }};
 
 }  // namespace norm_detail
@@ -112,7 +114,7 @@ inline NormWhole norm_whole(const NormProblemSize& p, const NormConfig& config, 
   const int64_t blocks = ceil_div(ceil_div(p.rows, w.turn_rows()), w.teams);
   clusters = std::clamp<int64_t>(blocks, 1, std::max<int64_t>(clusters, 1));
   w.grid = static_cast<int>(clusters) * w.cluster;
-  if (w.shared_bytes() + 5 * 1024 > device.max_shared_bytes_per_cta) return NormWhole{};
+  if (w.shared_bytes() + w.static_bytes() > device.max_shared_bytes_per_cta) return NormWhole{};
   if (w.wide && p.rows * p.columns * p.staged[0] >= kPacedBytes) w.lead = w.cluster <= 2 ? 1 : 2;
   return w;
 }

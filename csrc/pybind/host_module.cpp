@@ -484,6 +484,7 @@ void bind_norm(py::module_& m) {
       .def_property_readonly("partials", &NormWhole::partials)
       .def_property_readonly("stage_bytes", &NormWhole::stage_bytes)
       .def_property_readonly("sum_bytes", &NormWhole::sum_bytes)
+      .def_property_readonly("static_bytes", &NormWhole::static_bytes)
       .def_property_readonly("shared_bytes", &NormWhole::shared_bytes);
   py::class_<NormBackwardConfig>(m, "NormBackwardConfig")
       .def_readonly("rings", &NormBackwardConfig::rings)

@@ -244,7 +244,8 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, kInWarp>, 1)
   const auto refill = [&] {
     if (threadIdx.x != blockDim.x - 32) return;
     if (kTurnRows == 1 && config.lead > 0) {
-      keep_pace(p.turns, config.lead, place.rank == 0, turn, config.owners, turns_seen);
+      turns_seen =
+          keep_pace(p.turns, config.lead, place.rank == 0, turn, config.owners, turns_seen);
     }
     if (refills_late && turn == 1) return;
     const int before = ring.slot == 0 ? config.stages - 1 : ring.slot - 1;

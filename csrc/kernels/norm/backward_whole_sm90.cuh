@@ -1,7 +1,7 @@
-// The backward of whole, aligned rows of one type, without rings: every thread copies what it will
-// read itself into places of its own in shared memory, some turns ahead (cp.async). No thread waits
-// for another but for the sums of a row, and all of a layout is known to the compiler: that halves
-// the instructions an element of norm_backward_sm90, which bound it.
+// The backward of whole, aligned rows of one type in a CTA, without rings: every thread copies what
+// it will read itself into places of its own in shared memory, some turns ahead (cp.async). No
+// thread waits for another but for the sums of a row, and all of a layout is known to the compiler:
+// that halves the instructions an element of norm_backward_sm90, which bound it.
 //
 // A turn is a row of a team, or two, or those that a warp has side by side. Sums of a row are taken
 // in the order of norm_backward_sm90, so grad_x has its bits.
@@ -29,7 +29,6 @@ __global__ void __launch_bounds__(
   constexpr int kTurnRows = kSideBySide * kRows;
   constexpr int kColumns = kLanes * kVectors * kVector;  // of the CTA
   constexpr int kCount = kSums ? 2 * kRows : kRows;      // sums of a turn
-  constexpr bool kClusters = kVectors == 4;
   // Registers hold the weight in float, or in T where there are more columns a thread; and sums of
   // grad_y, or there is a place for them in shared memory.
   constexpr bool kPacked = whole_packs_weight(kLanes, kVectors), kSlots = kLayout.has_slots();
@@ -44,32 +43,19 @@ __global__ void __launch_bounds__(
   // rstd, then mean, of a turn's rows: each warp's own.
   constexpr int kStatistics = kTurnRows * (kSums ? 2 : 1);
   __shared__ float statistics[kStages][kWarps][kStatistics];
-  __shared__ float4 of_cta[2][kTeams][kClusters ? NormMapping::kMaxCluster : 1];
-  __shared__ hopper::Barrier of_cta_ready[2][kTeams];
 
   const int thread = threadIdx.x % kLanes, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int team = warp / kTeamWarps, mine = kInWarp ? lane / kLanes : 0;
-  const uint32_t cluster = kClusters ? p.cluster : 1;
-  const uint32_t rank = kClusters && cluster > 1 ? hopper::cluster_cta_rank() : 0;
-  const uint32_t clusters = gridDim.x / cluster, index = blockIdx.x / cluster;
-  const uint32_t first_column = rank * kColumns;
-  if (kClusters && threadIdx.x == 0) {
-    for (int t = 0; t < kTeams; ++t) {
-      hopper::init(of_cta_ready[0][t], 1);
-      hopper::init(of_cta_ready[1][t], 1);
-    }
-    hopper::fence_barrier_init();
-  }
   hopper::touch(p);
   hopper::wait_for_previous_kernel();
 
   // Blocks of a turn's rows are dealt out over CTAs first: of few blocks they have equal shares
   // where teams haven't.
-  const uint32_t step = clusters * (kTeams * kTurnRows);
-  uint32_t first = (team * clusters + index) * kTurnRows;
+  const uint32_t step = gridDim.x * (kTeams * kTurnRows);
+  uint32_t first = (team * gridDim.x + blockIdx.x) * kTurnRows;
   const auto row_of = [&](uint32_t first, int r) { return first + r * kSideBySide + mine; };
   // Where this thread's first vector is in a row.
-  const uint32_t begin = first_column * sizeof(T) + thread * 16;
+  const uint32_t begin = thread * 16;
   // Places of a stage: of row, vector and operand, each for all threads.
   constexpr int kPlace = 16 * kThreads, kStage = kLayout.stage_bytes();
   static_assert(kStage == kRows * kVectors * 2 * kPlace);
@@ -110,7 +96,7 @@ __global__ void __launch_bounds__(
   Words<4> packed_weight[kPacked ? kVectors : 1];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int column = first_column + (v * kLanes + thread) * kVector;
+    const int column = (v * kLanes + thread) * kVector;
     float values[kVector];
 #pragma unroll
     for (int e = 0; e < kVector; ++e) values[e] = 1.0f;
@@ -161,9 +147,7 @@ __global__ void __launch_bounds__(
   for (int s = 0; s < kStages; ++s) load(s, first + s * step);
   if constexpr (kLoadsStatistics) load_statistics(first);
 
-  if (kClusters && cluster > 1) hopper::cluster_sync();
-
-  const float per_column = 1.0f / static_cast<float>(kColumns * cluster);
+  const float per_column = 1.0f / static_cast<float>(kColumns);
   uint32_t turn = 0;
   int stage = 0;
   for (; first < p.rows; first += step) {
@@ -251,27 +235,6 @@ __global__ void __launch_bounds__(
       const float all = sum_parts<kTeamWarps, kCount>(parts);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sums[i] = __shfl_sync(0xffffffffu, all, i);
-      hopper::Barrier& ready = of_cta_ready[buffer][team];
-      float4* const of_ctas = of_cta[buffer][team];
-      if (kClusters && cluster > 1) {
-        if (thread < 32) {
-          if (lane == 0) hopper::arrive_expect_bytes(ready, sizeof(float4) * cluster);
-          if (lane < cluster) {
-            hopper::store_async_in_cluster(&of_ctas[rank], ready, lane,
-                                           {sums[0], sums[kCount - 1], 0.0f, 0.0f});
-          }
-          __syncwarp();
-        }
-        hopper::wait(ready, turn >> 1 & 1);
-        const float4 part = of_ctas[lane & (cluster - 1)];
-        const int width = static_cast<int>(cluster);
-        if constexpr (kSums) {
-          const float2 both = sum_lanes<kMaxWarps>(float2{part.x, part.y}, width);
-          sums[0] = both.x, sums[1] = both.y;
-        } else {
-          sums[0] = sum_lanes<kMaxWarps>(part.x, width);
-        }
-      }
       ++turn;
     }
 
@@ -370,7 +333,6 @@ __global__ void __launch_bounds__(
     }
     reinterpret_cast<float4*>(partials)[blockIdx.x * kColumnQuads + quad] = sum;
   }
-  if (kClusters && cluster > 1) hopper::cluster_sync();
 }
 
 }  // namespace ikbo::norm

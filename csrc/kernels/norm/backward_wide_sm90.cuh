@@ -18,6 +18,7 @@ struct WideExchange {
   float of_warp[4][kTeamWarps * kCount];
   float4 of_cta[4][NormMapping::kMaxCluster];
   hopper::Barrier warps[4], ctas[4];
+  uint32_t arrived[4];                       // of the warps; 0 again after the last
   float statistics[kStages][kTeamWarps][2];  // rstd and mean: each warp's own
   uint32_t turns_seen;                       // of the thread that keeps pace
 };
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(
   constexpr int kCount = kSums ? 2 : 1;
   extern __shared__ __align__(128) char shared_bytes[];
   __shared__ WideExchange<kTeamWarps, kCount, kStages> shared[kTeams];
+  static_assert(sizeof(shared) <= kLayout.static_bytes());
 
   const int thread = threadIdx.x % kLanes, lane = threadIdx.x % 32;
   const int team = threadIdx.x / kLanes, warp = thread / 32;
@@ -44,6 +46,7 @@ __global__ void __launch_bounds__(
     for (int i = 0; i < 4; ++i) {
       hopper::init(mine.warps[i], kTeamWarps);
       hopper::init(mine.ctas[i], 1);
+      mine.arrived[i] = 0;
     }
     mine.turns_seen = 0;
     hopper::fence_barrier_init();
@@ -158,6 +161,19 @@ __global__ void __launch_bounds__(
       if (lane % kPart == 0) mine.of_warp[turn & 3][warp * kCount + lane / kPart] = each;
       __syncwarp();
       if (lane == 0) hopper::arrive(mine.warps[turn & 3]);
+      // The last of the warps sends the sums to the cluster.
+      uint32_t ahead = 0;
+      if (p.cluster > 1 && lane == 0) ahead = atomicInc(&mine.arrived[turn & 3], kTeamWarps - 1);
+      if (has_row && __shfl_sync(0xffffffffu, ahead, 0) == kTeamWarps - 1) {
+        const float all = sum_of_warps(turn);
+        const float4 value{of_lane(all, 0), kSums ? of_lane(all, 1) : 0.0f, 0.0f, 0.0f};
+        hopper::Barrier& ready = mine.ctas[turn & 3];
+        if (lane == 0) hopper::arrive_expect_bytes(ready, sizeof(float4) * p.cluster);
+        if (lane < p.cluster) {
+          hopper::store_async_in_cluster(&mine.of_cta[turn & 3][rank], ready, lane, value);
+        }
+        __syncwarp();
+      }
     }
     if (turn > 0) {  // the row before
       const uint32_t before = turn - 1;
@@ -188,8 +204,12 @@ __global__ void __launch_bounds__(
       if constexpr (kSums) {
         offset = -fmaf(along, shift, p.mean ? sum * per_column : 0.0f) * rstd;
       }
-      if (p.lead > 0 && warp == kTeamWarps - 1) {
-        if (lane == 0) keep_pace(p.turns, p.lead, rank == 0, turn, step, mine.turns_seen);
+      const bool keeps_pace = p.lead > 0 && warp == kTeamWarps - 1;
+      uint32_t turns_seen = 0;
+      if (keeps_pace) {
+        if (lane == 0) {
+          turns_seen = keep_pace(p.turns, p.lead, rank == 0, turn, step, mine.turns_seen);
+        }
         __syncwarp();
       }
       char* const to = p.grad_x + (uint64_t{row - step} * p.grad_x_bytes + begin);
@@ -208,18 +228,9 @@ __global__ void __launch_bounds__(
       }
       __syncwarp();  // all lanes have read the statistics
       end_load(stage_before, next);
+      if (keeps_pace && lane == 0) mine.turns_seen = turns_seen;
     }
     if (!has_row) break;
-    if (p.cluster > 1 && warp == 0) {
-      const float all = sum_of_warps(turn);
-      const float4 value{of_lane(all, 0), kSums ? of_lane(all, 1) : 0.0f, 0.0f, 0.0f};
-      hopper::Barrier& ready = mine.ctas[turn & 3];
-      if (lane == 0) hopper::arrive_expect_bytes(ready, sizeof(float4) * p.cluster);
-      if (lane < p.cluster) {
-        hopper::store_async_in_cluster(&mine.of_cta[turn & 3][rank], ready, lane, value);
-      }
-      __syncwarp();
-    }
     stage = stage == kStages - 1 ? 0 : stage + 1;
     ++turn;
   }

@@ -147,7 +147,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
       const float shift = kLayer ? (part_mean - all.w) * rstd : 0.0f;
       const uint32_t next = row + (kWideStages - 1) * row_step;
       if (config.paced && warp == m.warps - 1) {
-        if (lane == 0) keep_pace(p.counter, kWideLead, rank == 0, turn, row_step, mine.turns_seen);
+        if (lane == 0) {
+          mine.turns_seen =
+              keep_pace(p.counter, kWideLead, rank == 0, turn, row_step, mine.turns_seen);
+        }
         __syncwarp();
       }
       char* to = of_row(p.y, row_before);
