@@ -5,11 +5,12 @@
 
 namespace ikbo::hopper {
 
-// For loads with an L2 cache hint: lines that go after all others, if `last`, or ordinary ones.
+// For loads with an L2 cache hint: lines that go after all others, if `last`, or ordinary ones. It
+// takes no instructions but for constants; asked for again in a loop it needn't stay in registers.
 __device__ inline uint64_t evict_last_if(bool last) {
   uint64_t evict_last, evict_normal;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(evict_last));
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(evict_normal));
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(evict_last));
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(evict_normal));
   return last ? evict_last : evict_normal;
 }
 

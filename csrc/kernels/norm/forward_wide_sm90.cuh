@@ -64,15 +64,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
   const auto of_row = [&](const NormMatrix& m, uint32_t row) {
     return static_cast<char*>(m.data) + row * m.row_bytes + first;
   };
-  const uint64_t last = hopper::evict_last_if(config.evict_last);
   const auto load_vector = [&](int stage, const char* from, uint32_t row, int v) {
     hopper::copy_async_16_zero_filled(places + (stage * kVectors + v) * step, from,
-                                      row < rows ? 16 : 0, last);
+                                      row < rows ? 16 : 0,
+                                      hopper::evict_last_if(config.evict_last));
   };
   const uint32_t row_step = config.owners * kWideTeams;
   uint32_t row = hopper::cluster_index() * kWideTeams + team;
-  // Unrolled, ptxas 13.0 gives these copies wrong registers, which are illegal instructions.
-#pragma unroll 1
+  // Of all of these copies unrolled ptxas 13.0 makes illegal instructions.
+#pragma unroll
   for (int s = 0; s < kWideStages; ++s) {
 #pragma unroll 1
     for (int v = 0; v < kVectors; ++v) {
@@ -146,10 +146,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
       }
       const float shift = kLayer ? (part_mean - all.w) * rstd : 0.0f;
       const uint32_t next = row + (kWideStages - 1) * row_step;
-      if (config.paced && warp == m.warps - 1) {
+      const bool keeps_pace = config.paced && warp == m.warps - 1;
+      uint32_t turns_seen = 0;
+      if (keeps_pace) {
         if (lane == 0) {
-          mine.turns_seen =
-              keep_pace(p.counter, kWideLead, rank == 0, turn, row_step, mine.turns_seen);
+          turns_seen = keep_pace(p.counter, kWideLead, rank == 0, turn, row_step, mine.turns_seen);
         }
         __syncwarp();
       }
@@ -180,6 +181,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
         asm volatile("" : "+l"(to), "+l"(from));
       }
       hopper::end_copy_group();
+      if (keeps_pace && lane == 0) mine.turns_seen = turns_seen;
     }
     if (!has_row) break;
     part_mean = mean;
