@@ -64,17 +64,19 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
   const auto of_row = [&](const NormMatrix& m, uint32_t row) {
     return static_cast<char*>(m.data) + row * m.row_bytes + first;
   };
+  uint32_t below;
+  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
+  const int copy_step = step + (below >> 31);
   const auto load_vector = [&](int stage, const char* from, uint32_t row, int v) {
-    hopper::copy_async_16_zero_filled(places + (stage * kVectors + v) * step, from,
+    hopper::copy_async_16_zero_filled(places + (stage * kVectors + v) * copy_step, from,
                                       row < rows ? 16 : 0,
                                       hopper::evict_last_if(config.evict_last));
   };
   const uint32_t row_step = config.owners * kWideTeams;
   uint32_t row = hopper::cluster_index() * kWideTeams + team;
-  // Of all of these copies unrolled ptxas 13.0 makes illegal instructions.
 #pragma unroll
   for (int s = 0; s < kWideStages; ++s) {
-#pragma unroll 1
+#pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       load_vector(s, of_row(p.x, row + s * row_step) + v * step, row + s * row_step, v);
     }
@@ -147,10 +149,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
       const float shift = kLayer ? (part_mean - all.w) * rstd : 0.0f;
       const uint32_t next = row + (kWideStages - 1) * row_step;
       const bool keeps_pace = config.paced && warp == m.warps - 1;
-      uint32_t turns_seen = 0;
       if (keeps_pace) {
         if (lane == 0) {
-          turns_seen = keep_pace(p.counter, kWideLead, rank == 0, turn, row_step, mine.turns_seen);
+          mine.turns_seen = keep_pace(p.counter, kWideLead, rank == 0, turn, row_step, mine.turns_seen);
         }
         __syncwarp();
       }
@@ -181,7 +182,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
         asm volatile("" : "+l"(to), "+l"(from));
       }
       hopper::end_copy_group();
-      if (keeps_pace && lane == 0) mine.turns_seen = turns_seen;
     }
     if (!has_row) break;
     part_mean = mean;
