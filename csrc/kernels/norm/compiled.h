@@ -55,7 +55,8 @@ struct PlainForward {
   uint32_t rows;              // of a group
   uint32_t x_bytes, y_bytes;  // from row to row
   float eps, per_column;
-  bool evict_last;  // see NormConfig
+  bool evict_last;         // see NormConfig
+  uint32_t ordinary_from;  // likewise
   // kHeads alone.
   int64_t x_group_bytes, y_group_bytes, weight_group_bytes, bias_group_bytes;
   uint32_t groups;

@@ -135,6 +135,7 @@ void run_plain(const NormForward& p, const NormConfig& config, WholeForm form, P
   w.eps = p.eps;
   w.per_column = config.per_column;
   w.evict_last = config.evict_last;
+  w.ordinary_from = config.ordinary_from;
   w.x_group_bytes = p.x.group_bytes;
   w.y_group_bytes = p.y.group_bytes;
   w.weight_group_bytes = p.weight.group_bytes;
