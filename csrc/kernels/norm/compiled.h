@@ -100,8 +100,8 @@ enum class WholeForm {
 // kGeneral and kQuant.
 template <class T>
 ForwardKernel forward_whole_kernel(int vectors, bool in_warp, bool layer, WholeForm form);
-// The other forms. Null where there is none: rows of other lanes or vectors than norm_mapping() has
-// of whole rows, or of fewer than 8 lanes. `lanes`: 0 over warps.
+// The other forms. Null where there is none: within warps, of other lanes or vectors than
+// norm_mapping() has of whole rows, or of fewer than 8 lanes.
 template <class T>
 PlainKernel forward_plain_kernel(int vectors, int lanes, bool layer, WholeForm form);
 template <class T>

@@ -156,8 +156,8 @@ void run_whole(const NormForward& p, const NormConfig& config, cudaStream_t stre
   WholeForm form = whole_form(p, config);
   if (form != WholeForm::kGeneral && form != WholeForm::kQuant) {
     const bool fits = p.x.row_bytes < kMostRowBytes && p.y.row_bytes < kMostRowBytes;
-    const PlainKernel kernel = forward_plain_kernel_of(p.x.type, m.thread_vectors,
-                                                       m.in_warp() ? m.lanes : 0, p.layer, form);
+    const PlainKernel kernel =
+        forward_plain_kernel_of(p.x.type, m.thread_vectors, m.lanes, p.layer, form);
     if (fits && kernel) return run_plain(p, config, form, kernel, stream);
     form = WholeForm::kGeneral;
   }
@@ -352,7 +352,7 @@ void load_norm() {
     }
     for (const int vectors : NormMapping::kThreadVectors) {
       using enum norm::WholeForm;
-      for (const int lanes : {0, 8, 16, 32}) {
+      for (const int lanes : {8, 16, 32, 64, 96, 128, 256, 512}) {
         for (const auto form : {kPlain, kEarly, kHeads, kHalves}) {
           for (const bool layer : {false, true}) {
             const auto kernel = norm::forward_plain_kernel_of(type, vectors, lanes, layer, form);
