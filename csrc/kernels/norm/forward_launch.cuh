@@ -48,7 +48,10 @@ PlainKernel forward_plain_over(int lanes, bool layer, WholeForm form) {
   if (form == WholeForm::kEarly) return forward_plain_of<T, kVectors, 0, WholeForm::kEarly>(layer);
   if constexpr (kVectors == 4) {
     constexpr auto kHalves = WholeForm::kHalves;
-    if (form == kHalves) return norm_forward_plain_sm90<T, kVectors, 0, false, kHalves>;
+    if (form == kHalves) {
+      return lanes == 512 ? norm_forward_plain_sm90<T, kVectors, 512, false, kHalves>
+                          : norm_forward_plain_sm90<T, kVectors, 0, false, kHalves>;
+    }
     // The commonest rows; of 16384 columns up to 3 % quicker than with any number of lanes.
     if (lanes == 64) return forward_plain_of<T, kVectors, 64, kPlain>(layer);
     if (lanes == 128) return forward_plain_of<T, kVectors, 128, kPlain>(layer);
