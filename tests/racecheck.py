@@ -31,6 +31,9 @@ EXPLAINED = {
         "for it; its slot is written again after all have arrived on the empty one"
     ),
     ("ikbo::norm::LooseColumns::store", "ikbo::norm::norm_forward_loose_sm90"): _BEFORE_SHUFFLES,
+    ("ikbo::norm::norm_forward_loose_sm90", "ikbo::norm::norm_forward_loose_sm90"): (
+        _BEFORE_SHUFFLES
+    ),
     ("ikbo::norm::LooseColumns::load_padded", "ikbo::norm::LooseColumns::store"): _BEFORE_SHUFFLES,
     ("float", "ikbo::norm::LooseColumns::store"): _BEFORE_SHUFFLES,
     ("ikbo::norm::norm_backward_wide_sm90", "ikbo::norm::sum_parts"): (

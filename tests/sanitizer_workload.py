@@ -197,7 +197,7 @@ WORK: list[tuple[Callable[..., None], tuple[object, ...]]] = [
 
 # The works of a name, shared out over so many processes. Of the norms' kernels, which have many
 # barriers, synccheck's tables hold some dozens; after them it reports accesses that aren't there.
-PARTS = {"norm": 8}
+PARTS = {"norm": 12}
 
 
 def names() -> list[str]:

@@ -159,6 +159,11 @@ def test_config(
     assert json.loads(repr(config))["grid"] == config.grid
     if mapping.looped:
         return
+    # What is in L2 in the end, of an x that is much more: whole rows of it, of all groups.
+    last_rows, row_bytes = rows - config.ordinary_from, n * operands[0] * groups
+    assert last_rows * row_bytes <= device.l2_bytes and (config.evict_last or last_rows == 0)
+    if config.evict_last:
+        assert not backward and not mapping.in_warp and rows * row_bytes > 2 * device.l2_bytes
     # Whole rows lie in one CTA, some of them as the halves of 1024 threads.
     in_cta = mapping.cluster == 1 or (
         usual and not layer and mapping.cluster == 2 and mapping.thread_vectors == 4

@@ -234,6 +234,21 @@ def test_backward_of_whole_rows(name: str, dtype: torch.dtype, columns: int) -> 
 
 @pytest.mark.gpu
 @every_norm
+@pytest.mark.parametrize("columns", [1024, 2048, 4096, 6144, 16384, 32768, 65536, 262144])
+def test_forward_of_much_more_than_l2_holds(name: str, columns: int) -> None:
+    """As the backward."""
+    rows = 2**26 // columns + 3
+    x, weight, bias = randn(rows, columns), randn(columns), randn(columns)
+    results = forward(name, x, weight, bias)
+    last = slice(rows - 9, rows)
+    for all_rows, few in zip(results, forward(name, x[last], weight, bias), strict=True):
+        assert torch.equal(all_rows[last], few)
+    total = torch.ops.ikbo.add_rms_norm(x, x, weight)[0]
+    assert torch.equal(total[last], torch.ops.ikbo.add_rms_norm(x[last], x[last], weight)[0])
+
+
+@pytest.mark.gpu
+@every_norm
 @pytest.mark.parametrize("columns", [8192, 65536, 262144])
 def test_backward_of_much_more_than_l2_holds(name: str, columns: int) -> None:
     """The last rows, whose lines in L2 are made ordinary again, have the bits they have alone."""

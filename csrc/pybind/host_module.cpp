@@ -445,6 +445,8 @@ void bind_norm(py::module_& m) {
       .def_readonly("paced", &NormConfig::paced)
       .def_readonly("lead", &NormConfig::lead)
       .def_readonly("keeps_parameters", &NormConfig::keeps_parameters)
+      .def_readonly("evict_last", &NormConfig::evict_last)
+      .def_readonly("ordinary_from", &NormConfig::ordinary_from)
       .def_property_readonly("parameter_bytes", &NormConfig::parameter_bytes)
       .def_property_readonly("sum_bytes", &NormConfig::sum_bytes)
       .def_property_readonly("ring_bytes", &NormConfig::ring_bytes)

@@ -77,6 +77,14 @@ __device__ inline void make_ordinary(const PlainForward& p) {
   for (int v = 0; v < kVectors; ++v) hopper::evict_as_others(from + v * blockDim.x * 16);
 }
 
+// Within warps registers for many vectors of weight and bias cost a LayerNorm rows at once: of 1024
+// columns 2 %.
+template <int kVectors, int kLanes, bool kLayer, WholeForm kForm>
+constexpr bool loads_weights_early() {
+  if (kForm != WholeForm::kEarly) return false;
+  return kLanes == 0 || !kLayer || kVectors < 4 || (kVectors == 4 && kLanes < 32);
+}
+
 // Registers a thread, which decide how many rows an SM works on. Within warps: what holds x, weight
 // and bias at once. Over warps: 32 warps of those of 4 vectors, but where these don't suffice; both
 // halves of a row 64.
@@ -85,9 +93,10 @@ constexpr int plain_registers() {
   if (kForm == WholeForm::kHalves) return 32;
   if (kForm == WholeForm::kEarly && kLanes == 0) return 128;
   if (kVectors > 5) return 128;
-  if (kForm == WholeForm::kEarly && kVectors > 2) {
-    return kLayer ? (kVectors == 3 ? 72 : 40 + 8 * kVectors) : 16 + 16 * kVectors;
+  if (kVectors > 2 && loads_weights_early<kVectors, kLanes, kLayer, kForm>()) {
+    return kLayer ? 24 * kVectors : 16 + 16 * kVectors;
   }
+  if (kForm == WholeForm::kEarly && kLayer) return 40 + 8 * kVectors;
   return kVectors == 1 ? 32 : 32 + 8 * kVectors;
 }
 
@@ -101,8 +110,7 @@ __global__ void __maxnreg__((plain_registers<kVectors, kLanes, kLayer, kForm>())
   constexpr int kVector = 16 / sizeof(T);
   constexpr bool kHalves = kForm == WholeForm::kHalves, kHeads = kForm == WholeForm::kHeads;
   constexpr bool kInWarp = kLanes > 0 && kLanes <= 32;
-  // Within warps many vectors of weight and bias would cost rows at once: 2 % of a LayerNorm.
-  constexpr bool kEarly = kForm == WholeForm::kEarly && !(kInWarp && kLayer && kVectors >= 4);
+  constexpr bool kEarly = loads_weights_early<kVectors, kLanes, kLayer, kForm>();
   constexpr bool kEvictsLast = !kInWarp && !kHeads;
   static_assert(!kLayer || (!kHalves && !kHeads));
   hopper::touch(p);
@@ -130,20 +138,24 @@ __global__ void __maxnreg__((plain_registers<kVectors, kLanes, kLayer, kForm>())
   const auto of_group = [&](auto data, int64_t group_bytes) {
     return kHeads ? data + group * group_bytes : data;
   };
-  const uint64_t last = hopper::evict_last_if(kEvictsLast && p.evict_last);
   Words<4> x[kVectors];
   const auto load_x = [&](auto in_l1) {
     const char* const from = of_group(p.x, p.x_group_bytes) + uint64_t{row} * p.x_bytes + first;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) x[v] = load_words<in_l1>(from + v * step, last);
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (kEvictsLast) {
+        x[v] = load_words<in_l1>(from + v * step, hopper::evict_last_if(p.evict_last));
+      } else {
+        x[v] = load_words<4>(from + v * step);
+      }
+    }
   };
   using L1 = InL1;
   load_x(std::integral_constant<InL1, kHalves ? L1::kLonger : L1::kAsOthers>{});
   // Asking whether there is one costs a quarter of all instructions, so that only kHeads does.
   const auto load_parameter = [&](const char* data, int64_t group_bytes, int v, uint32_t absent) {
     if (kHeads && data == nullptr) return Words<4>{absent, absent, absent, absent};
-    return load_words<InL1::kLonger>(of_group(data, group_bytes) + (first + v * step),
-                                     hopper::evict_last_if(false));
+    return load_words_to_stay(of_group(data, group_bytes) + (first + v * step));
   };
   // All of them or, later, a vector ahead of the one at hand (fp32's halves: at hand).
   constexpr int kHeld = kEarly ? kVectors : 1;
