@@ -55,7 +55,8 @@ struct PlainForward {
   uint32_t rows;              // of a group
   uint32_t x_bytes, y_bytes;  // from row to row
   float eps, per_column;
-  bool evict_last;  // see NormConfig
+  bool evict_last;    // see NormConfig
+  float* row_scales;  // kQuant and kPairs alone
   // kHeads alone.
   int64_t x_group_bytes, y_group_bytes, weight_group_bytes, bias_group_bytes;
   uint32_t groups;
@@ -90,19 +91,24 @@ ForwardKernel forward_wide_kernel(int vectors, bool layer);
 // Of whole aligned rows that lie in a CTA.
 enum class WholeForm {
   kGeneral,  // norm_forward_whole_sm90
-  kQuant,    // norm_forward_quant_sm90
   kPlain,    // norm_forward_plain_sm90
   kEarly,    // the same where rows are few, or lie within warps: weights are loaded with x
   kHeads,    // without a mean; with groups or a weight_offset
   kHalves,   // without a mean; of a row for a cluster of two, all in one CTA. 4 vectors
+  kQuant,    // norm_forward_quant_sm90
+  kPairs,    // norm_forward_pairs_sm90
 };
-// kGeneral and kQuant.
+// kGeneral.
 template <class T>
-ForwardKernel forward_whole_kernel(int vectors, bool in_warp, bool layer, WholeForm form);
-// The other forms. Null where there is none: rows of other lanes or vectors than norm_mapping() has
+ForwardKernel forward_whole_kernel(int vectors, bool in_warp);
+// The other forms but kPairs. Null where there is none: rows of other lanes or vectors than norm_mapping() has
 // of whole rows, or of fewer than 8 lanes. `lanes`: 0 over warps.
 template <class T>
 PlainKernel forward_plain_kernel(int vectors, int lanes, bool layer, WholeForm form);
+// kPairs, of LayerNorm's rows over 2 to kMostPairWarps warps, 4 vectors.
+inline constexpr int kMostPairWarps = 7;
+template <class T>
+PlainKernel forward_pairs_kernel(int warps);
 template <class T>
 BackwardKernel backward_kernel(int vectors, bool in_warp, bool full);
 // Of interleaved columns. `lanes` of a row, 8, 16, 32 or more.
@@ -120,9 +126,11 @@ WholeKernel whole_kernel(const NormWhole& whole);
   template <>                                                                                   \
   ForwardKernel forward_wide_kernel<T>(int vectors, bool layer);                                \
   template <>                                                                                   \
-  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form); \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp);                             \
   template <>                                                                                   \
   PlainKernel forward_plain_kernel<T>(int vectors, int lanes, bool layer, WholeForm form);      \
+  template <>                                                                                   \
+  PlainKernel forward_pairs_kernel<T>(int warps);                                               \
   template <>                                                                                   \
   ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,         \
                                         bool plain);                                            \

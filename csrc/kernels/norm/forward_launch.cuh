@@ -1,8 +1,11 @@
 // Which compiled forward a config takes, for one type of x.
 #pragma once
 
+#include <array>
+
 #include "kernels/norm/compiled.h"
 #include "kernels/norm/forward_loose_sm90.cuh"
+#include "kernels/norm/forward_pairs_sm90.cuh"
 #include "kernels/norm/forward_quant_sm90.cuh"
 #include "kernels/norm/forward_sm90.cuh"
 #include "kernels/norm/forward_whole_sm90.cuh"
@@ -12,20 +15,16 @@ namespace ikbo::norm {
 
 // Rows over warps have up to 4 vectors a thread.
 template <class T>
-ForwardKernel forward_whole(int vectors, bool in_warp, bool layer, WholeForm form) {
-  const auto pick = [&](auto count, auto within) -> ForwardKernel {
-    if (form == WholeForm::kGeneral) return norm_forward_whole_sm90<T, count, within>;
-    return layer ? norm_forward_quant_sm90<T, count, within, true>
-                 : norm_forward_quant_sm90<T, count, within, false>;
-  };
-  const auto pick_either = [&](auto count) {
-    return in_warp ? pick(count, std::true_type{}) : pick(count, std::false_type{});
+ForwardKernel forward_whole(int vectors, bool in_warp) {
+  const auto pick_either = [&](auto count) -> ForwardKernel {
+    return in_warp ? norm_forward_whole_sm90<T, count, true>
+                   : norm_forward_whole_sm90<T, count, false>;
   };
   if (vectors == 1) return pick_either(kNumber<1>);
   if (vectors == 2) return pick_either(kNumber<2>);
   if (vectors == 3) return pick_either(kNumber<3>);
   if (vectors == 4) return pick_either(kNumber<4>);
-  return vectors == 5 ? pick(kNumber<5>, std::true_type{}) : pick(kNumber<9>, std::true_type{});
+  return vectors == 5 ? norm_forward_whole_sm90<T, 5, true> : norm_forward_whole_sm90<T, 9, true>;
 }
 
 template <class T, int kVectors, int kLanes>
@@ -33,6 +32,10 @@ PlainKernel forward_plain_of(bool layer, WholeForm form) {
   constexpr auto kPlain = WholeForm::kPlain, kEarly = WholeForm::kEarly;
   constexpr auto kHeads = WholeForm::kHeads, kHalves = WholeForm::kHalves;
   if (form == kHeads) return norm_forward_plain_sm90<T, kVectors, kLanes, false, kHeads>;
+  if (form == WholeForm::kQuant) {
+    return layer ? norm_forward_quant_sm90<T, kVectors, kLanes, true>
+                 : norm_forward_quant_sm90<T, kVectors, kLanes, false>;
+  }
   if constexpr (kVectors == 4 && kLanes == 0) {
     if (form == kHalves) return norm_forward_plain_sm90<T, kVectors, kLanes, false, kHalves>;
   }
@@ -60,6 +63,22 @@ PlainKernel forward_plain(int vectors, int lanes, bool layer, WholeForm form) {
   try_lanes(kNumber<16>, kNumber<3>, kNumber<4>, kNumber<5>, kNumber<9>);
   try_lanes(kNumber<32>, kNumber<3>, kNumber<4>, kNumber<5>, kNumber<9>);
   return found;
+}
+
+template <class T>
+PlainKernel forward_pairs(int warps) {
+  static_assert(kMostPairWarps == 7);
+  const std::array<PlainKernel, kMostPairWarps + 1> kernels = {
+      nullptr,
+      nullptr,
+      norm_forward_pairs_sm90<T, 2>,
+      norm_forward_pairs_sm90<T, 3>,
+      norm_forward_pairs_sm90<T, 4>,
+      norm_forward_pairs_sm90<T, 5>,
+      norm_forward_pairs_sm90<T, 6>,
+      norm_forward_pairs_sm90<T, 7>,
+  };
+  return kernels[warps];
 }
 
 template <class T>
@@ -107,12 +126,16 @@ ForwardKernel forward_wide(bool layer) {
     return vectors == 3 ? forward_wide<T, 3>(layer) : forward_wide<T, 4>(layer);                 \
   }                                                                                              \
   template <>                                                                                    \
-  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form) { \
-    return forward_whole<T>(vectors, in_warp, layer, form);                                      \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp) {                             \
+    return forward_whole<T>(vectors, in_warp);                                                   \
   }                                                                                              \
   template <>                                                                                    \
   PlainKernel forward_plain_kernel<T>(int vectors, int lanes, bool layer, WholeForm form) {      \
     return forward_plain<T>(vectors, lanes, layer, form);                                        \
+  }                                                                                              \
+  template <>                                                                                    \
+  PlainKernel forward_pairs_kernel<T>(int warps) {                                               \
+    return forward_pairs<T>(warps);                                                              \
   }                                                                                              \
   template <>                                                                                    \
   ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,          \
