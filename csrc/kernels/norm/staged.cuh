@@ -6,6 +6,7 @@
 #include "config/norm.h"
 #include "hopper/bulk_copy.cuh"
 #include "hopper/cluster.cuh"
+#include "hopper/dependent_launch.cuh"
 #include "hopper/l2_priority.cuh"
 #include "hopper/mbarrier.cuh"
 #include "hopper/memory_order.cuh"
