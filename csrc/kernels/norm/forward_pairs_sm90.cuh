@@ -118,10 +118,10 @@ __global__ void __maxnreg__((kPairRegisters<kWarps>))
   for (int offset = kWidth / 2; offset >= 1; offset /= 2) {
     largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
   }
-  const float scale = scale_of_row(largest);
+  const RowScale scale(largest);
   float factor[2];
-  spread_pair(inverse_of_scale(scale), upper, factor);
-  if (tells) p.row_scales[row + half] = scale;
+  spread_pair(scale.inverse, upper, factor);
+  if (tells) p.row_scales[row + half] = scale.scale;
   asm volatile("" : "+r"(first));
   char* const to = p.y + uint64_t{row} * p.y_bytes + first * kVector / 16;
 #pragma unroll

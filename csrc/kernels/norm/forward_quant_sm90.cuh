@@ -10,6 +10,22 @@
 
 namespace ikbo::norm {
 
+// scale_of_row(), and 1 over a scale, bit for bit (tried with every float), without the branches of
+// divisions, which are for what no row has. Kernels with more options spill without these.
+struct RowScale {
+  float scale, inverse;
+
+  __device__ explicit RowScale(float largest) {
+    constexpr float kInverse = 1.0f / 448.0f;
+    // What is left is NaN, which fminf() drops, where `largest` is Inf.
+    float about = __fmul_rn(largest, kInverse), left = fmaf(about, -448.0f, largest);
+    scale = max_or_nan(fmaf(fminf(left, 3.4e38f), kInverse, about), 1.17549435e-38f);
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(about) : "f"(scale));
+    left = fmaf(-scale, about, 1.0f);
+    inverse = fmaf(about, fminf(left, 1.0f), about);
+  }
+};
+
 // The largest |value| of a thread's vectors, or NaN. Numbers without a sign are in order as
 // integers, and NaN is beyond all: so two pairs take three instructions.
 struct LargestValue {
@@ -119,7 +135,6 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
     if (p.rstd) p.rstd[at.row] = rstd;
   }
 
-  float scale, factor;
   if constexpr (kLayer) {
     const float shift = (mean - of_row) * rstd;
 #pragma unroll
@@ -143,13 +158,10 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
       __syncthreads();
       largest = max_of_warp(lane < warps ? largest_of_warp[lane] : 0.0f);
     }
-    scale = scale_of_row(largest);
-    factor = inverse_of_scale(scale);
-  } else {
-    scale = scale_of_row(largest * rstd);
-    factor = scaled_root(rstd, scale);
   }
-  if (tells) p.row_scales[at.row] = scale;
+  const RowScale scale(kLayer ? largest : largest * rstd);
+  const float factor = kLayer ? scale.inverse : scaled_root(rstd, scale.inverse);
+  if (tells) p.row_scales[at.row] = scale.scale;
   asm volatile("" : "+r"(first));
   char* const to = p.y + uint64_t{at.row} * p.y_bytes + first * kVector / 16;
 #pragma unroll

@@ -193,7 +193,7 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kLanes, kLayer, kForm>
 }
 
 template <int kVectors, bool kInWarp>
-inline constexpr int kWholeRegisters = kVectors > 5   ? 208
+inline constexpr int kWholeRegisters = kVectors > 5   ? 192
                                        : kVectors > 4 ? 128
                                                       : 80;
 

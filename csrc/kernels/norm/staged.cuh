@@ -323,30 +323,16 @@ __device__ inline float max_lanes(float value, int lanes) {
 }
 
 // The scale of a row whose largest value is `largest`, which then becomes e4m3's largest. At least
-// the smallest normal number: a row of zeros then divides into zeros. Bit for bit largest / 448
-// (also Inf, of which `left` would be NaN), without the operator's branches for what is no row's.
+// the smallest normal number: a row of zeros then divides into zeros.
 __device__ inline float scale_of_row(float largest) {
-  constexpr float kInverse = 1.0f / 448.0f;
-  const float about = __fmul_rn(largest, kInverse);
-  const float left = fminf(fmaf(about, -448.0f, largest), 3.4e38f);
-  return max_or_nan(fmaf(left, kInverse, about), 1.17549435e-38f);
+  return max_or_nan(largest / 448.0f, 1.17549435e-38f);
 }
 
-// 1 / scale, of such a scale, in the same way.
-__device__ inline float inverse_of_scale(float scale) {
-  float about;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(about) : "f"(scale));
-  const float left = fminf(fmaf(-scale, about, 1.0f), 1.0f);
-  return fmaf(about, left, about);
-}
-
-// What rows are multiplied by to be normalised and scaled at once. Finite, or else NaN: a row of
-// zeros stays one.
-__device__ inline float scaled_root(float rstd, float scale) {
+// What rows are multiplied by to be normalised and, by 1 / scale, scaled at once. Finite, or else
+// NaN: a row of zeros stays one.
+__device__ inline float scaled_root(float rstd, float per_scale) {
   float factor;
-  asm("min.NaN.f32 %0, %1, %2;"
-      : "=f"(factor)
-      : "f"(__fmul_rn(rstd, inverse_of_scale(scale))), "f"(3.4e38f));
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(factor) : "f"(__fmul_rn(rstd, per_scale)), "f"(3.4e38f));
   return factor;
 }
 
