@@ -241,8 +241,10 @@ struct NormConfig {
   // Whole rows: where they are few, for their loads then don't wait for the row.
   bool keeps_parameters;
   // Forward: x is larger than the L2 cache, and its lines there go after others'. Wide rows gain 3
-  // to 4 % by it, as if the results' lines else stayed too long.
+  // to 5 % by it, as if the results' lines else stayed too long. From a row on, which begins what
+  // is in the cache in the end, they are made ordinary ones again: else what comes next would pay.
   bool evict_last;
+  uint32_t ordinary_from;
 
   constexpr bool has_counter() const { return by_ticket || paced; }
   // A float for every column slot of every thread.
@@ -355,7 +357,9 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   c.bias_sums = !forward && p.bias_sums && !m.looped;
   // Both parts of a row for a cluster of two, of 4 vectors a thread, suit one CTA of 1024 threads.
   const bool halves = p.usual && !p.layer && m.cluster == 2 && m.thread_vectors == 4;
-  c.evict_last = forward && p.rows * p.groups * p.columns * p.staged[0] > device.l2_bytes;
+  const int64_t l2_rows = device.l2_bytes / (p.columns * p.staged[0] * p.groups);
+  c.evict_last = forward && p.rows > l2_rows;
+  c.ordinary_from = static_cast<uint32_t>(p.rows - (c.evict_last ? l2_rows : 0));
   const bool aligned = forward && p.aligned && !m.looped && m.idle_slots() == 0;
   if (aligned && (m.cluster == 1 || halves)) {
     // With weights on their way at once few rows are done in 0.55 to 0.75 of the time. With more

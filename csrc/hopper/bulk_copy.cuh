@@ -8,14 +8,14 @@
 
 namespace ikbo::hopper {
 
-// All three multiples of 16. `priority` in the L2 cache: see l2_priority.cuh.
+// All three multiples of 16.
 __device__ inline void bulk_load(void* destination, const void* source, uint32_t bytes,
-                                 Barrier& barrier, uint64_t priority) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-               "[%0], [%1], %2, [%3], %4;"
+                                 Barrier& barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+               "[%3];"
                :
                : "r"(shared_address(destination)), "l"(source), "r"(bytes),
-                 "r"(shared_address(&barrier)), "l"(priority)
+                 "r"(shared_address(&barrier))
                : "memory");
 }
 

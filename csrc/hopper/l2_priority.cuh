@@ -14,4 +14,13 @@ __device__ inline uint64_t evict_last_if(bool last) {
   return last ? evict_last : evict_normal;
 }
 
+// Makes the line of 128 bytes that begins here, if one does, an ordinary one again: of those that
+// are in the cache when a kernel ends the next ones would have less of it. By threads that have
+// each a part of what is contiguous.
+__device__ inline void evict_as_others(const char* address) {
+  if (reinterpret_cast<uintptr_t>(address) % 128 == 0) {
+    asm volatile("applypriority.global.L2::evict_normal [%0], 128;" : : "l"(address) : "memory");
+  }
+}
+
 }  // namespace ikbo::hopper

@@ -55,8 +55,9 @@ struct PlainForward {
   uint32_t rows;              // of a group
   uint32_t x_bytes, y_bytes;  // from row to row
   float eps, per_column;
-  bool evict_last;    // see NormConfig
-  float* row_scales;  // kQuant and kPairs alone
+  bool evict_last;         // see NormConfig
+  uint32_t ordinary_from;  // likewise
+  float* row_scales;       // kQuant and kPairs alone
   // kHeads alone.
   int64_t x_group_bytes, y_group_bytes, weight_group_bytes, bias_group_bytes;
   uint32_t groups;
@@ -101,8 +102,8 @@ enum class WholeForm {
 // kGeneral.
 template <class T>
 ForwardKernel forward_whole_kernel(int vectors, bool in_warp);
-// The other forms but kPairs. Null where there is none: rows of other lanes or vectors than norm_mapping() has
-// of whole rows, or of fewer than 8 lanes. `lanes`: 0 over warps.
+// The other forms but kPairs. Null where there is none: rows of other lanes or vectors than
+// norm_mapping() has of whole rows, or of fewer than 8 lanes. `lanes`: 0 over warps.
 template <class T>
 PlainKernel forward_plain_kernel(int vectors, int lanes, bool layer, WholeForm form);
 // kPairs, of LayerNorm's rows over 2 to kMostPairWarps warps, 4 vectors.
@@ -120,25 +121,25 @@ BackwardKernel backward_loose_kernel(int vectors, int lanes);
 template <class T>
 WholeKernel whole_kernel(const NormWhole& whole);
 
-#define IKBO_NORM_KERNELS(T)                                                                    \
-  template <>                                                                                   \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                        \
-  template <>                                                                                   \
-  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer);                                \
-  template <>                                                                                   \
-  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp);                             \
-  template <>                                                                                   \
-  PlainKernel forward_plain_kernel<T>(int vectors, int lanes, bool layer, WholeForm form);      \
-  template <>                                                                                   \
-  PlainKernel forward_pairs_kernel<T>(int warps);                                               \
-  template <>                                                                                   \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,         \
-                                        bool plain);                                            \
-  template <>                                                                                   \
-  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);                      \
-  template <>                                                                                   \
-  BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);                              \
-  template <>                                                                                   \
+#define IKBO_NORM_KERNELS(T)                                                               \
+  template <>                                                                              \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                   \
+  template <>                                                                              \
+  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer);                           \
+  template <>                                                                              \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp);                        \
+  template <>                                                                              \
+  PlainKernel forward_plain_kernel<T>(int vectors, int lanes, bool layer, WholeForm form); \
+  template <>                                                                              \
+  PlainKernel forward_pairs_kernel<T>(int warps);                                          \
+  template <>                                                                              \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,    \
+                                        bool plain);                                       \
+  template <>                                                                              \
+  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);                 \
+  template <>                                                                              \
+  BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);                         \
+  template <>                                                                              \
   WholeKernel whole_kernel<T>(const NormWhole& whole);
 IKBO_NORM_KERNELS(__nv_bfloat16)
 IKBO_NORM_KERNELS(__half)

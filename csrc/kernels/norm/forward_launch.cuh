@@ -114,34 +114,34 @@ ForwardKernel forward_wide(bool layer) {
                : norm_forward_wide_sm90<T, kVectors, false>;
 }
 
-#define IKBO_NORM_FORWARD(T)                                                                     \
-  template <>                                                                                    \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                        \
-    if (!full) return forward_at_any_address<T>(vectors, in_warp);                               \
-    return vectors == 3 ? norm_forward_sm90<T, 3, false, true>                                   \
-                        : norm_forward_sm90<T, 4, false, true>;                                  \
-  }                                                                                              \
-  template <>                                                                                    \
-  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer) {                                \
-    return vectors == 3 ? forward_wide<T, 3>(layer) : forward_wide<T, 4>(layer);                 \
-  }                                                                                              \
-  template <>                                                                                    \
-  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp) {                             \
-    return forward_whole<T>(vectors, in_warp);                                                   \
-  }                                                                                              \
-  template <>                                                                                    \
-  PlainKernel forward_plain_kernel<T>(int vectors, int lanes, bool layer, WholeForm form) {      \
-    return forward_plain<T>(vectors, lanes, layer, form);                                        \
-  }                                                                                              \
-  template <>                                                                                    \
-  PlainKernel forward_pairs_kernel<T>(int warps) {                                               \
-    return forward_pairs<T>(warps);                                                              \
-  }                                                                                              \
-  template <>                                                                                    \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,          \
-                                        bool plain) {                                            \
-    return plain ? forward_loose<T, true>(vectors, lanes, sure, cluster)                         \
-                 : forward_loose<T, false>(vectors, lanes, sure, cluster);                       \
+#define IKBO_NORM_FORWARD(T)                                                                \
+  template <>                                                                               \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full) {                   \
+    if (!full) return forward_at_any_address<T>(vectors, in_warp);                          \
+    return vectors == 3 ? norm_forward_sm90<T, 3, false, true>                              \
+                        : norm_forward_sm90<T, 4, false, true>;                             \
+  }                                                                                         \
+  template <>                                                                               \
+  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer) {                           \
+    return vectors == 3 ? forward_wide<T, 3>(layer) : forward_wide<T, 4>(layer);            \
+  }                                                                                         \
+  template <>                                                                               \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp) {                        \
+    return forward_whole<T>(vectors, in_warp);                                              \
+  }                                                                                         \
+  template <>                                                                               \
+  PlainKernel forward_plain_kernel<T>(int vectors, int lanes, bool layer, WholeForm form) { \
+    return forward_plain<T>(vectors, lanes, layer, form);                                   \
+  }                                                                                         \
+  template <>                                                                               \
+  PlainKernel forward_pairs_kernel<T>(int warps) {                                          \
+    return forward_pairs<T>(warps);                                                         \
+  }                                                                                         \
+  template <>                                                                               \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,     \
+                                        bool plain) {                                       \
+    return plain ? forward_loose<T, true>(vectors, lanes, sure, cluster)                    \
+                 : forward_loose<T, false>(vectors, lanes, sure, cluster);                  \
   }
 
 }  // namespace ikbo::norm

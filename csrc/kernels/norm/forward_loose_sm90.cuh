@@ -149,10 +149,9 @@ struct LooseUnit {
   // One behind the other, in memory and here.
   template <class T>
   __device__ static LooseUnit plain(char* stage, uint32_t first, int count, const NormForward& p,
-                                    int columns, bool evict_last) {
+                                    int columns) {
     LooseUnit rows{stage, first, count};
     rows.x = side_by_side(p.x.data, columns * sizeof(T), 16);
-    rows.x.evict_last = evict_last;
     return rows;
   }
   template <class T, bool kSideBySide>
@@ -163,7 +162,7 @@ struct LooseUnit {
     return y;
   }
   __device__ static Staged side_by_side(const void* data, int row_bytes, int offset) {
-    return {static_cast<const char*>(data), row_bytes, row_bytes, row_bytes, offset, false};
+    return {static_cast<const char*>(data), row_bytes, row_bytes, row_bytes, offset};
   }
   __device__ LooseUnit(char* stage_, uint32_t first_, int count_)
       : stage(stage_), first(first_), count(count_), residual{} {}
@@ -275,9 +274,9 @@ __global__ void __launch_bounds__(kLooseThreads<kLanes, kCluster>,
   const int count = static_cast<int>(
       min(static_cast<uint32_t>(config.rows_per_stage), static_cast<uint32_t>(p.rows) - first_row));
   char* const stage = shared_bytes + unit * config.stage_bytes;
-  const LooseUnit rows =
-      kSideBySide ? LooseUnit::plain<T>(stage, first_row, count, p, at.count, config.evict_last)
-                  : LooseUnit(stage, first_row, count, p, place, at.count, config);
+  const LooseUnit rows = kSideBySide
+                             ? LooseUnit::plain<T>(stage, first_row, count, p, at.count)
+                             : LooseUnit(stage, first_row, count, p, place, at.count, config);
   const bool has_residual = !kPlain && p.residual.data;
   const bool has_sums = has_residual && p.residual_out.data;
 

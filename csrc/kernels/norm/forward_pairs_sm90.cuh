@@ -1,5 +1,5 @@
-// LayerNorm of whole aligned rows over a few warps with y in e4m3: as norm_forward_quant_sm90, but a
-// CTA takes two rows, which share all but their elements' own work: weights and biases, once
+// LayerNorm of whole aligned rows over a few warps with y in e4m3: as norm_forward_quant_sm90, but
+// a CTA takes two rows, which share all but their elements' own work: weights and biases, once
 // unpacked, shuffles, barriers, addresses. That kernel is bound by its instructions; here they are
 // a sixth fewer, and twice 16 lanes do what is one number a row.
 //
@@ -31,7 +31,7 @@ __global__ void __maxnreg__((kPairRegisters<kWarps>))
     norm_forward_pairs_sm90(const __grid_constant__ PlainForward p) {
   constexpr int kVectors = 4, kVector = 16 / sizeof(T);
   constexpr uint32_t kStep = 16 * 32 * kWarps;
-  constexpr int kPartColumns = 32 * kVectors * kVector;
+  constexpr float kPartColumns = 32.0f * kVectors * kVector;
   constexpr int kWidth = kWarps <= 2 ? 2 : kWarps <= 4 ? 4 : 8;
   __shared__ float2 of_warp[kWarps][2];
   __shared__ float largest_of_warp[kWarps][2];
@@ -69,8 +69,8 @@ __global__ void __maxnreg__((kPairRegisters<kWarps>))
 #pragma unroll
       for (int e = 0; e < kVector; ++e) values[r][v][e] -= mean[r];
     }
-    squares[r] = sum_of_elements(values[r],
-                                 [](float value, float sum) { return fmaf(value, value, sum); });
+    squares[r] =
+        sum_of_elements(values[r], [](float value, float sum) { return fmaf(value, value, sum); });
   }
   const float part_squares = sum_pair(squares[0], squares[1], upper);
   if (lane % 16 == 0) of_warp[warp][half] = {part_sum, part_squares};
@@ -79,15 +79,17 @@ __global__ void __maxnreg__((kPairRegisters<kWarps>))
   __syncthreads();
   const bool exists = peer < kWarps;
   const float2 part = exists ? of_warp[peer][half] : float2{0.0f, 0.0f};
-  const float2 whole = merge_moments<kWidth, kPartColumns>(part, exists, p.per_column);
-  const float own_rstd = rsqrtf(fmaf(whole.y, p.per_column, p.eps));
+  const float own_mean = __fmul_rn(sum_of_lanes<kWidth>(part.x), p.per_column);
+  const float away = __fmul_rn(part.x, 1.0f / kPartColumns) - own_mean;
+  const float merged = exists ? fmaf(__fmul_rn(kPartColumns, away), away, part.y) : 0.0f;
+  const float own_rstd = rsqrtf(fmaf(sum_of_lanes<kWidth>(merged), p.per_column, p.eps));
   const bool tells = warp == 0 && lane % 16 == 0 && (both || !upper);
   if (tells) {
-    if (p.mean) p.mean[row + half] = whole.x;
+    if (p.mean) p.mean[row + half] = own_mean;
     if (p.rstd) p.rstd[row + half] = own_rstd;
   }
   float of_row[2], rstd[2], shift[2];
-  spread_pair(whole.x, upper, of_row);
+  spread_pair(own_mean, upper, of_row);
   spread_pair(own_rstd, upper, rstd);
 #pragma unroll
   for (int r = 0; r < 2; ++r) shift[r] = (mean[r] - of_row[r]) * rstd[r];

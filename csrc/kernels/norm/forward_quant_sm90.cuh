@@ -5,10 +5,19 @@
 // sum. Weights are loaded with x then.
 #pragma once
 
-#include "kernels/norm/exchange_whole.cuh"
 #include "kernels/norm/forward_whole_sm90.cuh"
 
 namespace ikbo::norm {
+
+// Over kWidth lanes, for all of them, in the order of sum_lanes().
+template <int kWidth>
+__device__ inline float sum_of_lanes(float value) {
+#pragma unroll
+  for (int offset = kWidth / 2; offset >= 1; offset /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  }
+  return value;
+}
 
 // scale_of_row(), and 1 over a scale, bit for bit (tried with every float), without the branches of
 // divisions, which are for what no row has. Kernels with more options spill without these.
@@ -79,11 +88,10 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
 
   // In the order of ForwardRow, so the bits are the same.
   constexpr int kShuffled = kInWarp ? kLanes : 32;
-  constexpr int kPartColumns = 32 * kVectors * kVector;  // over warps: of a warp
+  constexpr float kPartColumns = 32.0f * kVectors * kVector;  // over warps: of a warp
   const auto largest_of_lanes = [](float value) {
     return kShuffled == 32 ? max_of_warp(value) : max_lanes(value, kShuffled);
   };
-  const int warps = blockDim.x / 32;
   __shared__ float2 of_warp[kMaxWarps];
   float sum = 0.0f, mean = 0.0f;
   if constexpr (kLayer) {
@@ -104,9 +112,7 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
   if constexpr (kLayer) {
     if constexpr (!kInWarp) {
       const float2 whole =
-          merge_warps(of_warp, warps, {sum, squares}, [&](auto width, float2 part, bool exists) {
-            return merge_moments<width, kPartColumns>(part, exists, p.per_column);
-          });
+          exchange_warps<true>(of_warp, {sum, squares}, kPartColumns, p.per_column);
       of_row = whole.x, squares = whole.y;
     }
   } else {
@@ -121,9 +127,7 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
     largest = largest_of_lanes(found.get());
     if constexpr (!kInWarp) {
       const float2 whole =
-          merge_warps(of_warp, warps, {largest, squares}, [](auto width, float2 part, bool) {
-            return float2{max_of_warp(part.x), sum_of_lanes<width>(part.y)};
-          });
+          exchange_warps<false, true>(of_warp, {largest, squares}, kPartColumns, p.per_column);
       largest = whole.x, squares = whole.y;
     }
   }
@@ -156,7 +160,7 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
       const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
       if (lane == 0) largest_of_warp[warp] = largest;
       __syncthreads();
-      largest = max_of_warp(lane < warps ? largest_of_warp[lane] : 0.0f);
+      largest = max_of_warp(lane < blockDim.x / 32 ? largest_of_warp[lane] : 0.0f);
     }
   }
   const RowScale scale(kLayer ? largest : largest * rstd);

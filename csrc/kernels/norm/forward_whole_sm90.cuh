@@ -42,6 +42,53 @@ __device__ inline float exchange_halves(Exchange& shared, int warps, int half, f
   return value + __shfl_xor_sync(0xffffffffu, value, kMaxWarps);
 }
 
+// Of numbers without a sign, or NaN, over a warp: in one instruction.
+__device__ inline float max_of_warp(float value) {
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(value)));
+}
+
+// What exchange() makes of the warps' sums and squared deviations from their own means, with
+// Moments, where all have as many columns: in the same order, so the bits are the same. Returns the
+// row's mean and squared deviations; or without means the sum of squares and, ahead of it where
+// kLargest, the largest of what is there in place of sums.
+template <bool kLayer, bool kLargest = false>
+__device__ inline float2 exchange_warps(float2* of_warp, float2 part, float part_columns,
+                                        float per_column) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int width = warps <= 1 ? 1 : 1 << (32 - __clz(warps - 1));
+  if (lane == 0) of_warp[warp] = part;
+  __syncthreads();
+  const int peer = lane & (width - 1);
+  part = peer < warps ? of_warp[peer] : float2{0.0f, 0.0f};
+  float first = 0.0f;
+  if constexpr (kLayer) {
+    first = __fmul_rn(sum_lanes<kMaxWarps>(part.x, width), per_column);
+    const float away = __fmul_rn(part.x, 1.0f / part_columns) - first;
+    if (peer < warps) part.y = fmaf(part_columns * away, away, part.y);
+  }
+  if constexpr (kLargest) first = max_of_warp(part.x);
+  return {first, sum_lanes<kMaxWarps>(part.y, width)};
+}
+
+// As NormConfig::ordinary_from says, after the row is read. It asks the special registers once more
+// where its columns are: a kernel's other registers are all taken.
+template <int kVectors, int kLanes>
+__device__ inline void make_ordinary(const PlainForward& p) {
+  if (!p.evict_last) return;
+  uint32_t row, thread;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(row));
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const uint32_t lanes = kLanes > 0 ? kLanes : blockDim.x;
+  if constexpr (kLanes > 0) {
+    row = row * (blockDim.x / kLanes) + thread / kLanes;
+    thread %= kLanes;
+  }
+  if (row < p.ordinary_from || row >= p.rows) return;
+  const char* const from = p.x + uint64_t{row} * p.x_bytes + thread * 16;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) hopper::evict_as_others(from + v * lanes * 16);
+}
+
 // Registers a thread, which decide how many rows an SM works on. Over warps: 32 warps of those of 4
 // vectors, but where these don't suffice; both halves of a row 64.
 template <class T, int kVectors, int kLanes, bool kLayer, WholeForm kForm>
@@ -63,7 +110,6 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kLanes, kLayer, kForm>
   constexpr bool kHalves = kForm == WholeForm::kHalves, kHeads = kForm == WholeForm::kHeads;
   constexpr bool kInWarp = kLanes > 0, kEarly = kForm == WholeForm::kEarly;
   static_assert(!kLayer || (!kHalves && !kHeads));
-  __shared__ Exchange shared;
   hopper::touch(p);
   hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
@@ -89,7 +135,7 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kLanes, kLayer, kForm>
   const auto of_group = [&](auto data, int64_t group_bytes) {
     return kHeads ? data + group * group_bytes : data;
   };
-  const uint64_t last = hopper::evict_last_if(p.evict_last);
+  const uint64_t last = hopper::evict_last_if(!kHeads && p.evict_last);
   Words<4> x[kVectors];
   const auto load_x = [&] {
     const char* const from = of_group(p.x, p.x_group_bytes) + uint64_t{row} * p.x_bytes + first;
@@ -149,15 +195,15 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kLanes, kLayer, kForm>
   squares = sum_lanes(squares, kShuffled);
   float of_row = mean, shift = 0.0f;
   if constexpr (kHalves) {
+    __shared__ Exchange shared;
     squares = exchange_halves(shared, lanes / 32, half, squares);
     load_x();
   } else if constexpr (!kInWarp) {
-    uint32_t turn = 0;
-    const Moments merge{kLayer, false, p.per_column, p.per_column};
-    const float4 whole =
-        exchange(shared, turn, 1, {sum, squares, kPartColumns, mean}, merge, [] {});
+    __shared__ float2 of_warp[kMaxWarps];
+    const float2 whole =
+        exchange_warps<kLayer>(of_warp, {sum, squares}, kPartColumns, p.per_column);
     squares = whole.y;
-    if constexpr (kLayer) of_row = whole.w, shift = mean - of_row;
+    if constexpr (kLayer) of_row = whole.x, shift = mean - of_row;
   }
   const float rstd = rsqrtf(fmaf(squares, p.per_column, p.eps));
   if (thread == 0 && exists) {
@@ -190,6 +236,7 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kLanes, kLayer, kForm>
     }
     if (exists) store_words<false>(to + v * step, pack_words<T>(values));
   }
+  if constexpr (!kHeads) make_ordinary<kVectors, kLanes>(p);
 }
 
 template <int kVectors, bool kInWarp>
@@ -232,6 +279,12 @@ __global__ void __maxnreg__((kWholeRegisters<kVectors, kInWarp>))
     unpack();
   }
   norm.finish(values, place, row.row, row.exists, [] {});
+  if (config.evict_last && row.row >= config.ordinary_from) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      hopper::evict_as_others(Target(p.x, place).row(row.row) + at.first(v) * sizeof(T));
+    }
+  }
 }
 
 }  // namespace ikbo::norm

@@ -64,9 +64,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
   const auto of_row = [&](const NormMatrix& m, uint32_t row) {
     return static_cast<char*>(m.data) + row * m.row_bytes + first;
   };
-  uint32_t below;
-  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
-  const int copy_step = step + (below >> 31);
+  // A step of which ptxas doesn't know that all threads have the same: it would be in a uniform
+  // register, and of such a copy ptxas 13.0 makes an illegal instruction.
+  uint32_t lower_lanes;
+  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lower_lanes));
+  const int copy_step = step + (lower_lanes >> 31);
   const auto load_vector = [&](int stage, const char* from, uint32_t row, int v) {
     hopper::copy_async_16_zero_filled(places + (stage * kVectors + v) * copy_step, from,
                                       row < rows ? 16 : 0,
@@ -151,7 +153,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
       const bool keeps_pace = config.paced && warp == m.warps - 1;
       if (keeps_pace) {
         if (lane == 0) {
-          mine.turns_seen = keep_pace(p.counter, kWideLead, rank == 0, turn, row_step, mine.turns_seen);
+          mine.turns_seen =
+              keep_pace(p.counter, kWideLead, rank == 0, turn, row_step, mine.turns_seen);
         }
         __syncwarp();
       }
@@ -199,6 +202,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
     stage = stage == kWideStages - 1 ? 0 : stage + 1;
   }
   hopper::wait_for_copy_groups<0>();
+  if (config.evict_last) {
+    // `row` is the first behind the team's last one. (Differences wrap around as rows are few.)
+    for (uint32_t read = row - row_step; read < rows && read >= config.ordinary_from;
+         read -= row_step) {
+#pragma unroll 1
+      for (int v = 0; v < kVectors; ++v) hopper::evict_as_others(of_row(p.x, read) + v * step);
+    }
+  }
   hopper::cluster_sync();
 }
 

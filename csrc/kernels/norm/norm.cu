@@ -144,6 +144,7 @@ void run_plain(const NormForward& p, const NormConfig& config, WholeForm form, P
   w.eps = p.eps;
   w.per_column = config.per_column;
   w.evict_last = config.evict_last;
+  w.ordinary_from = config.ordinary_from;
   w.row_scales = p.row_scales;
   w.x_group_bytes = p.x.group_bytes;
   w.y_group_bytes = p.y.group_bytes;

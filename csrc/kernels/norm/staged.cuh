@@ -53,10 +53,9 @@ struct Place {
 struct Staged {
   const char* data;  // of row 0
   int64_t row_stride;
-  int row_bytes;    // of the span
-  int step;         // from row to row in a stage
-  int offset;       // in a stage
-  bool evict_last;  // see NormConfig
+  int row_bytes;  // of the span
+  int step;       // from row to row in a stage
+  int offset;     // in a stage
 
   // Returns what follows in the stage.
   __device__ int init(const NormMatrix& m, const Place& at, int columns, const NormConfig& config,
@@ -66,7 +65,6 @@ struct Staged {
     row_bytes = columns * size;
     step = config.rows_per_stage == 1 || row_stride == row_bytes ? row_bytes : pitch;
     offset = offset_;
-    evict_last = config.evict_last;
     return offset + pitch * config.rows_per_stage;
   }
   // Whether a stage's rows lie one behind the other, there and in memory.
@@ -106,13 +104,13 @@ struct Staged {
 
  private:
   template <bool kFull>
-  __device__ uint32_t copy(char* to, const char* from, int bytes, hopper::Barrier& barrier) const {
+  __device__ static uint32_t copy(char* to, const char* from, int bytes, hopper::Barrier& barrier) {
     if constexpr (!kFull) {
       const int before = beyond_16(from);
       from -= before;
       bytes = (before + bytes + 15) / 16 * 16;
     }
-    hopper::bulk_load(to, from, bytes, barrier, hopper::evict_last_if(evict_last));
+    hopper::bulk_load(to, from, bytes, barrier);
     return bytes;
   }
 };
