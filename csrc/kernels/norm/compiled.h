@@ -97,19 +97,16 @@ enum class WholeForm {
   kHeads,    // without a mean; with groups or a weight_offset
   kHalves,   // without a mean; of a row for a cluster of two, all in one CTA. 4 vectors
   kQuant,    // norm_forward_quant_sm90
-  kPairs,    // norm_forward_pairs_sm90
+  kPairs,    // norm_forward_pairs_sm90, of up to kMostPairWarps warps. 4 vectors
 };
+inline constexpr int kMostPairWarps = 7;
 // kGeneral.
 template <class T>
 ForwardKernel forward_whole_kernel(int vectors, bool in_warp);
-// The other forms but kPairs. Null where there is none: rows of other lanes or vectors than
-// norm_mapping() has of whole rows, or of fewer than 8 lanes. `lanes`: 0 over warps.
+// The other forms. Null where there is none: within warps, of other lanes or vectors than
+// norm_mapping() has of whole rows, or of fewer than 8 lanes.
 template <class T>
 PlainKernel forward_plain_kernel(int vectors, int lanes, bool layer, WholeForm form);
-// kPairs, of LayerNorm's rows over 2 to kMostPairWarps warps, 4 vectors.
-inline constexpr int kMostPairWarps = 7;
-template <class T>
-PlainKernel forward_pairs_kernel(int warps);
 template <class T>
 BackwardKernel backward_kernel(int vectors, bool in_warp, bool full);
 // Of interleaved columns. `lanes` of a row, 8, 16, 32 or more.
@@ -130,8 +127,6 @@ WholeKernel whole_kernel(const NormWhole& whole);
   ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp);                        \
   template <>                                                                              \
   PlainKernel forward_plain_kernel<T>(int vectors, int lanes, bool layer, WholeForm form); \
-  template <>                                                                              \
-  PlainKernel forward_pairs_kernel<T>(int warps);                                          \
   template <>                                                                              \
   ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,    \
                                         bool plain);                                       \

@@ -57,18 +57,19 @@ inline constexpr int kQuantRegisters = kVectors > 5   ? 168
                                        : kVectors > 3 ? 64
                                                       : 56;
 
-// kLanes: of a row, or 0 over warps.
+// kLanes: a row's threads, or 0 over any number of warps.
 template <class T, int kVectors, int kLanes, bool kLayer>
 __global__ void __maxnreg__((kQuantRegisters<kVectors>))
     norm_forward_quant_sm90(const __grid_constant__ PlainForward p) {
   constexpr int kVector = 16 / sizeof(T);
-  constexpr bool kInWarp = kLanes > 0;
+  constexpr bool kInWarp = kLanes > 0 && kLanes <= 32;
   hopper::touch(p);
   hopper::wait_for_previous_kernel();
   hopper::allow_next_kernel();
   const WholeRow<kInWarp> at(blockIdx.x, p.rows, kLanes);
   // Vectors lie `step` bytes from one another; without a sign addresses take fewer instructions.
-  const uint32_t step = 16 * (kInWarp ? kLanes : blockDim.x);
+  const int lanes = kLanes > 0 ? kLanes : blockDim.x;
+  const uint32_t step = 16 * lanes;
   uint32_t first = 16 * at.thread;
 
   const char* const from = p.x + uint64_t{at.row} * p.x_bytes + first;
@@ -112,7 +113,7 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
   if constexpr (kLayer) {
     if constexpr (!kInWarp) {
       const float2 whole =
-          exchange_warps<true>(of_warp, {sum, squares}, kPartColumns, p.per_column);
+          exchange_warps<true>(of_warp, lanes / 32, {sum, squares}, kPartColumns, p.per_column);
       of_row = whole.x, squares = whole.y;
     }
   } else {
@@ -126,8 +127,8 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
     }
     largest = largest_of_lanes(found.get());
     if constexpr (!kInWarp) {
-      const float2 whole =
-          exchange_warps<false, true>(of_warp, {largest, squares}, kPartColumns, p.per_column);
+      const float2 whole = exchange_warps<false, true>(of_warp, lanes / 32, {largest, squares},
+                                                       kPartColumns, p.per_column);
       largest = whole.x, squares = whole.y;
     }
   }
@@ -160,7 +161,7 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
       const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
       if (lane == 0) largest_of_warp[warp] = largest;
       __syncthreads();
-      largest = max_of_warp(lane < blockDim.x / 32 ? largest_of_warp[lane] : 0.0f);
+      largest = max_of_warp(lane < lanes / 32 ? largest_of_warp[lane] : 0.0f);
     }
   }
   const RowScale scale(kLayer ? largest : largest * rstd);

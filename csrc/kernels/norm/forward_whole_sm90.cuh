@@ -52,9 +52,9 @@ __device__ inline float max_of_warp(float value) {
 // row's mean and squared deviations; or without means the sum of squares and, ahead of it where
 // kLargest, the largest of what is there in place of sums.
 template <bool kLayer, bool kLargest = false>
-__device__ inline float2 exchange_warps(float2* of_warp, float2 part, float part_columns,
+__device__ inline float2 exchange_warps(float2* of_warp, int warps, float2 part, float part_columns,
                                         float per_column) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int width = warps <= 1 ? 1 : 1 << (32 - __clz(warps - 1));
   if (lane == 0) of_warp[warp] = part;
   __syncthreads();
@@ -79,7 +79,7 @@ __device__ inline void make_ordinary(const PlainForward& p) {
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(row));
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   const uint32_t lanes = kLanes > 0 ? kLanes : blockDim.x;
-  if constexpr (kLanes > 0) {
+  if constexpr (kLanes > 0 && kLanes <= 32) {
     row = row * (blockDim.x / kLanes) + thread / kLanes;
     thread %= kLanes;
   }
@@ -89,26 +89,29 @@ __device__ inline void make_ordinary(const PlainForward& p) {
   for (int v = 0; v < kVectors; ++v) hopper::evict_as_others(from + v * lanes * 16);
 }
 
-// Registers a thread, which decide how many rows an SM works on. Over warps: 32 warps of those of 4
-// vectors, but where these don't suffice; both halves of a row 64.
-template <class T, int kVectors, int kLanes, bool kLayer, WholeForm kForm>
+// Registers a thread, which decide how many rows an SM works on. Within warps: what holds x, weight
+// and bias at once. Over warps: 32 warps of those of 4 vectors, but where these don't suffice; both
+// halves of a row 64.
+template <int kVectors, int kLanes, bool kLayer, WholeForm kForm>
 constexpr int plain_registers() {
   if (kForm == WholeForm::kHalves) return 32;
   if (kForm == WholeForm::kEarly && kLanes == 0) return 128;
   if (kVectors > 5) return kLayer ? 168 : 128;
-  if (kVectors == 1) return kLanes > 0 && kLayer ? 40 : 32;
-  return 32 + 8 * kVectors + (kLanes > 0 && kLayer ? 8 * (kVectors - 2) : 0);
+  if (kForm == WholeForm::kEarly && kLayer) return 24 + 16 * kVectors + (kVectors > 2 ? 8 : 0);
+  if (kForm == WholeForm::kEarly && kVectors == 3) return 64;
+  return kVectors == 1 ? 32 : 32 + 8 * kVectors;
 }
 
 // x, y, a weight and, beside means, a bias of one type, without a residual. Groups, weight_offset
 // and other choices of weight and bias are those of kHeads alone. A row is kept packed and unpacked
-// again in each pass; halves are read again. kLanes: of a row, or 0 over warps.
+// again in each pass; halves are read again. kLanes: a row's threads, or 0 over any number of
+// warps.
 template <class T, int kVectors, int kLanes, bool kLayer, WholeForm kForm>
-__global__ void __maxnreg__((plain_registers<T, kVectors, kLanes, kLayer, kForm>()))
+__global__ void __maxnreg__((plain_registers<kVectors, kLanes, kLayer, kForm>()))
     norm_forward_plain_sm90(const __grid_constant__ PlainForward p) {
   constexpr int kVector = 16 / sizeof(T);
   constexpr bool kHalves = kForm == WholeForm::kHalves, kHeads = kForm == WholeForm::kHeads;
-  constexpr bool kInWarp = kLanes > 0, kEarly = kForm == WholeForm::kEarly;
+  constexpr bool kInWarp = kLanes > 0 && kLanes <= 32, kEarly = kForm == WholeForm::kEarly;
   static_assert(!kLayer || (!kHalves && !kHeads));
   hopper::touch(p);
   hopper::wait_for_previous_kernel();
@@ -126,7 +129,7 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kLanes, kLayer, kForm>
     exists = row < p.rows;
     row = min(row, p.rows - 1);
   }
-  const int lanes = kInWarp ? kLanes : blockDim.x / (kHalves ? 2 : 1);
+  const int lanes = kLanes > 0 ? kLanes : blockDim.x / (kHalves ? 2 : 1);
   const int half = kHalves && thread >= lanes;
 
   // Vectors lie `step` bytes from one another, from the first byte of a row that is the thread's.
@@ -201,7 +204,7 @@ __global__ void __maxnreg__((plain_registers<T, kVectors, kLanes, kLayer, kForm>
   } else if constexpr (!kInWarp) {
     __shared__ float2 of_warp[kMaxWarps];
     const float2 whole =
-        exchange_warps<kLayer>(of_warp, {sum, squares}, kPartColumns, p.per_column);
+        exchange_warps<kLayer>(of_warp, lanes / 32, {sum, squares}, kPartColumns, p.per_column);
     squares = whole.y;
     if constexpr (kLayer) of_row = whole.x, shift = mean - of_row;
   }

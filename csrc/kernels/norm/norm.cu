@@ -58,9 +58,6 @@ ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_war
   return of_type(type,
                  [&](auto zero) { return forward_whole_kernel<decltype(zero)>(vectors, in_warp); });
 }
-PlainKernel forward_pairs_kernel_of(ElementType type, int warps) {
-  return of_type(type, [&](auto zero) { return forward_pairs_kernel<decltype(zero)>(warps); });
-}
 PlainKernel forward_plain_kernel_of(ElementType type, int vectors, int lanes, bool layer,
                                     WholeForm form) {
   return of_type(type, [&](auto zero) {
@@ -94,8 +91,7 @@ bool is_plain(const NormForward& p, const NormConfig& config) {
          all_of_type(p.x.type, {p.weight, p.bias, p.y});
 }
 
-// With pairs an SM works on more rows of up to kMostPairWarps warps. Few rows are done sooner by a
-// CTA each.
+// With pairs an SM works on more rows of a few warps. Few rows are done sooner by a CTA each.
 bool takes_pairs(const NormForward& p, const NormConfig& config) {
   const NormMapping& m = config.mapping;
   return p.layer && !m.in_warp() && m.thread_vectors == 4 && m.warps <= kMostPairWarps &&
@@ -168,10 +164,7 @@ void run_whole(const NormForward& p, const NormConfig& config, cudaStream_t stre
   if (form != WholeForm::kGeneral) {
     const bool fits = p.x.row_bytes < kMostRowBytes && p.y.row_bytes < kMostRowBytes;
     const PlainKernel kernel =
-        form == WholeForm::kPairs
-            ? forward_pairs_kernel_of(p.x.type, m.warps)
-            : forward_plain_kernel_of(p.x.type, m.thread_vectors, m.in_warp() ? m.lanes : 0,
-                                      p.layer, form);
+        forward_plain_kernel_of(p.x.type, m.thread_vectors, m.lanes, p.layer, form);
     if (fits && kernel) return run_plain(p, config, form, kernel, stream);
   }
   launch(forward_whole_kernel_of(p.x.type, m.thread_vectors, m.in_warp()), shape_of(config), stream,
@@ -361,13 +354,10 @@ void load_norm() {
         load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
       }
     }
-    for (int warps = 2; warps <= norm::kMostPairWarps; ++warps) {
-      load_kernel(norm::forward_pairs_kernel_of(type, warps));
-    }
     for (const int vectors : NormMapping::kThreadVectors) {
       using enum norm::WholeForm;
-      for (const int lanes : {0, 8, 16, 32}) {
-        for (const auto form : {kPlain, kEarly, kHeads, kHalves, kQuant}) {
+      for (const int lanes : {8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 512}) {
+        for (const auto form : {kPlain, kEarly, kHeads, kHalves, kQuant, kPairs}) {
           for (const bool layer : {false, true}) {
             const auto kernel = norm::forward_plain_kernel_of(type, vectors, lanes, layer, form);
             if (kernel) load_kernel(kernel);
