@@ -99,7 +99,7 @@ enum class WholeForm {
   kQuant,    // norm_forward_quant_sm90
   kPairs,    // norm_forward_pairs_sm90, of up to kMostPairWarps warps. 4 vectors
 };
-inline constexpr int kMostPairWarps = 7;
+inline constexpr int kMostPairWarps = 5;
 // kGeneral.
 template <class T>
 ForwardKernel forward_whole_kernel(int vectors, bool in_warp);

@@ -39,12 +39,11 @@ PlainKernel forward_quant_of(bool layer) {
 
 template <class T>
 PlainKernel forward_pairs(int warps) {
-  PlainKernel found = nullptr;
-  const auto try_warps = [&](auto... counts) {
-    ((warps == counts ? (found = norm_forward_pairs_sm90<T, counts>) : nullptr), ...);
-  };
-  try_warps(kNumber<2>, kNumber<3>, kNumber<4>, kNumber<5>, kNumber<6>, kNumber<7>);
-  return found;
+  static_assert(kMostPairWarps == 5);
+  if (warps == 2) return norm_forward_pairs_sm90<T, 2>;
+  if (warps == 3) return norm_forward_pairs_sm90<T, 3>;
+  if (warps == 4) return norm_forward_pairs_sm90<T, 4>;
+  return warps == 5 ? norm_forward_pairs_sm90<T, 5> : nullptr;
 }
 
 template <class T, int kVectors, int kLanes>

@@ -1,7 +1,8 @@
-// LayerNorm of whole aligned rows over a few warps with y in e4m3: as norm_forward_quant_sm90, but
-// a CTA takes two rows, which share all but their elements' own work: weights and biases, once
-// unpacked, shuffles, barriers, addresses. That kernel is bound by its instructions; here they are
-// a sixth fewer, and twice 16 lanes do what is one number a row.
+// LayerNorm of whole aligned rows over a few warps with y in e4m3: as norm_forward_quant_sm90,
+// which is bound by its instructions, but a CTA takes two rows. They share weights and biases, once
+// unpacked, barriers and addresses; and what is a number a row is each half of the lanes' own. So a
+// row takes a sixth fewer instructions, and an SM works on more rows: 8 to 20 for 6 to 16. (With 6
+// or 7 warps it would have 6 rows, and took longer than a row a CTA.)
 //
 // The bits are the same: sums are added in the same order.
 #pragma once
@@ -22,13 +23,8 @@ __device__ inline void spread_pair(float own, bool upper, float (&both)[2]) {
   both[0] = upper ? other : own, both[1] = upper ? own : other;
 }
 
-// 8 rows an SM and more, and more than norm_forward_quant_sm90 has there.
-template <int kWarps>
-inline constexpr int kPairRegisters = kWarps == 6 ? 112 : 96;
-
 template <class T, int kWarps>
-__global__ void __maxnreg__((kPairRegisters<kWarps>))
-    norm_forward_pairs_sm90(const __grid_constant__ PlainForward p) {
+__global__ void __maxnreg__(96) norm_forward_pairs_sm90(const __grid_constant__ PlainForward p) {
   constexpr int kVectors = 4, kVector = 16 / sizeof(T);
   constexpr uint32_t kStep = 16 * 32 * kWarps;
   constexpr float kPartColumns = 32.0f * kVectors * kVector;

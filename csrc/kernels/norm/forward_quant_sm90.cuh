@@ -20,7 +20,7 @@ __device__ inline float sum_of_lanes(float value) {
 }
 
 // scale_of_row(), and 1 over a scale, bit for bit (tried with every float), without the branches of
-// divisions, which are for what no row has. Kernels with more options spill without these.
+// divisions, which are for what no row has. (Kernels with more options would take more registers.)
 struct RowScale {
   float scale, inverse;
 

@@ -91,7 +91,7 @@ bool is_plain(const NormForward& p, const NormConfig& config) {
          all_of_type(p.x.type, {p.weight, p.bias, p.y});
 }
 
-// With pairs an SM works on more rows of a few warps. Few rows are done sooner by a CTA each.
+// Few rows are done sooner by a CTA each.
 bool takes_pairs(const NormForward& p, const NormConfig& config) {
   const NormMapping& m = config.mapping;
   return p.layer && !m.in_warp() && m.thread_vectors == 4 && m.warps <= kMostPairWarps &&
@@ -356,7 +356,7 @@ void load_norm() {
     }
     for (const int vectors : NormMapping::kThreadVectors) {
       using enum norm::WholeForm;
-      for (const int lanes : {8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 512}) {
+      for (const int lanes : {8, 16, 32, 64, 96, 128, 160, 256, 512}) {
         for (const auto form : {kPlain, kEarly, kHeads, kHalves, kQuant, kPairs}) {
           for (const bool layer : {false, true}) {
             const auto kernel = norm::forward_plain_kernel_of(type, vectors, lanes, layer, form);
