@@ -358,7 +358,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   // Both parts of a row for a cluster of two, of 4 vectors a thread, suit one CTA of 1024 threads.
   const bool halves = p.usual && !p.layer && m.cluster == 2 && m.thread_vectors == 4;
   const int64_t l2_rows = device.l2_bytes / (p.columns * p.staged[0] * p.groups);
-  c.evict_last = forward && p.rows > 2 * l2_rows;
+  c.evict_last = forward && !m.in_warp() && p.rows > 2 * l2_rows;
   c.ordinary_from = static_cast<uint32_t>(p.rows - (c.evict_last ? l2_rows : 0));
   const bool aligned = forward && p.aligned && !m.looped && m.idle_slots() == 0;
   if (aligned && (m.cluster == 1 || halves)) {

@@ -65,7 +65,10 @@ PlainKernel forward_plain_over(int lanes, bool layer, WholeForm form) {
   };
   if constexpr (kVectors == 4) {
     constexpr auto kHalves = WholeForm::kHalves;
-    if (form == kHalves) return norm_forward_plain_sm90<T, kVectors, 0, false, kHalves>;
+    if (form == kHalves) {
+      return lanes == 512 ? norm_forward_plain_sm90<T, kVectors, 512, false, kHalves>
+                          : norm_forward_plain_sm90<T, kVectors, 0, false, kHalves>;
+    }
     if (form == WholeForm::kPairs) return forward_pairs<T>(lanes / 32);
     // The commonest rows; of 16384 columns up to 3 % quicker than with any number of lanes.
     if (lanes == 64) return of_lanes(kNumber<64>);

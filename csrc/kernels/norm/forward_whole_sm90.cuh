@@ -72,21 +72,16 @@ __device__ inline float2 exchange_warps(float2* of_warp, int warps, float2 part,
 
 // As NormConfig::ordinary_from says, after the row is read. It asks the special registers once more
 // where its columns are: a kernel's other registers are all taken.
-template <int kVectors, int kLanes>
+template <int kVectors>
 __device__ inline void make_ordinary(const PlainForward& p) {
   if (!p.evict_last) return;
   uint32_t row, thread;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(row));
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  const uint32_t lanes = kLanes > 0 ? kLanes : blockDim.x;
-  if constexpr (kLanes > 0 && kLanes <= 32) {
-    row = row * (blockDim.x / kLanes) + thread / kLanes;
-    thread %= kLanes;
-  }
-  if (row < p.ordinary_from || row >= p.rows) return;
+  if (row < p.ordinary_from) return;
   const char* const from = p.x + uint64_t{row} * p.x_bytes + thread * 16;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) hopper::evict_as_others(from + v * lanes * 16);
+  for (int v = 0; v < kVectors; ++v) hopper::evict_as_others(from + v * blockDim.x * 16);
 }
 
 // Registers a thread, which decide how many rows an SM works on. Within warps: what holds x, weight
@@ -97,8 +92,8 @@ constexpr int plain_registers() {
   if (kForm == WholeForm::kHalves) return 32;
   if (kForm == WholeForm::kEarly && kLanes == 0) return 128;
   if (kVectors > 5) return kLayer ? 168 : 128;
-  if (kForm == WholeForm::kEarly && kLayer) return 24 + 16 * kVectors + (kVectors > 2 ? 8 : 0);
-  if (kForm == WholeForm::kEarly && kVectors == 3) return 64;
+  if (kForm == WholeForm::kEarly && kVectors > 2)
+    return kLayer ? 24 * kVectors : 16 * kVectors + 16;
   return kVectors == 1 ? 32 : 32 + 8 * kVectors;
 }
 
@@ -112,6 +107,7 @@ __global__ void __maxnreg__((plain_registers<kVectors, kLanes, kLayer, kForm>())
   constexpr int kVector = 16 / sizeof(T);
   constexpr bool kHalves = kForm == WholeForm::kHalves, kHeads = kForm == WholeForm::kHeads;
   constexpr bool kInWarp = kLanes > 0 && kLanes <= 32, kEarly = kForm == WholeForm::kEarly;
+  constexpr bool kEvictsLast = !kInWarp && !kHeads;
   static_assert(!kLayer || (!kHalves && !kHeads));
   hopper::touch(p);
   hopper::wait_for_previous_kernel();
@@ -138,7 +134,7 @@ __global__ void __maxnreg__((plain_registers<kVectors, kLanes, kLayer, kForm>())
   const auto of_group = [&](auto data, int64_t group_bytes) {
     return kHeads ? data + group * group_bytes : data;
   };
-  const uint64_t last = hopper::evict_last_if(!kHeads && p.evict_last);
+  const uint64_t last = hopper::evict_last_if(kEvictsLast && p.evict_last);
   Words<4> x[kVectors];
   const auto load_x = [&] {
     const char* const from = of_group(p.x, p.x_group_bytes) + uint64_t{row} * p.x_bytes + first;
@@ -149,7 +145,7 @@ __global__ void __maxnreg__((plain_registers<kVectors, kLanes, kLayer, kForm>())
   // Asking whether there is one costs a quarter of all instructions, so that only kHeads does.
   const auto load_parameter = [&](const char* data, int64_t group_bytes, int v, uint32_t absent) {
     if (kHeads && data == nullptr) return Words<4>{absent, absent, absent, absent};
-    return load_words<4>(of_group(data, group_bytes) + (first + v * step));
+    return load_words_to_stay(of_group(data, group_bytes) + (first + v * step));
   };
   // All of them or, later, a vector ahead of the one at hand (fp32's halves: at hand).
   constexpr int kHeld = kEarly ? kVectors : 1;
@@ -239,7 +235,7 @@ __global__ void __maxnreg__((plain_registers<kVectors, kLanes, kLayer, kForm>())
     }
     if (exists) store_words<false>(to + v * step, pack_words<T>(values));
   }
-  if constexpr (!kHeads) make_ordinary<kVectors, kLanes>(p);
+  if constexpr (kEvictsLast) make_ordinary<kVectors>(p);
 }
 
 template <int kVectors, bool kInWarp>

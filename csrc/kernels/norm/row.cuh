@@ -95,6 +95,14 @@ __device__ inline Words<4> load_words(const char* from, uint64_t priority) {
                : "l"(from), "l"(priority));
   return words;
 }
+// The same of what rows to come read, too: it stays in L1 while x goes by.
+__device__ inline Words<4> load_words_to_stay(const char* from) {
+  Words<4> words;
+  asm volatile("ld.global.L1::evict_last.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+               : "l"(from));
+  return words;
+}
 // 16 bytes of shared memory that are read again and again, and not to wait in registers meanwhile.
 __device__ inline Words<4> load_words_again(uint32_t from) {
   Words<4> words;
