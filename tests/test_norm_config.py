@@ -257,6 +257,10 @@ def test_backward_of_whole_rows(
     blocks = -(-rows // whole.turn_rows)
     assert whole.partials <= max(1, -(-blocks // whole.teams))
     assert whole.shared_bytes + whole.static_bytes <= SHARED_BYTES
+    # What is in L2 in the end, of x and grad_y, which are much more.
+    row_bytes, last_rows = 2 * n * size, rows - whole.ordinary_from
+    assert last_rows * row_bytes <= device.l2_bytes and (whole.evict_last or last_rows == 0)
+    assert whole.evict_last == (whole.wide and rows * row_bytes > 16 * device.l2_bytes)
     assert whole.stages >= 2 and whole.shared_bytes >= whole.stages * whole.stage_bytes
     if not whole.wide:
         both = (layer or bias) and not whole.has_slots

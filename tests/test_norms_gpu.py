@@ -234,6 +234,23 @@ def test_backward_of_whole_rows(name: str, dtype: torch.dtype, columns: int) -> 
 
 @pytest.mark.gpu
 @every_norm
+@pytest.mark.parametrize("columns", [8192, 65536, 262144])
+def test_backward_of_much_more_than_l2_holds(name: str, columns: int) -> None:
+    """The last rows, whose lines in L2 are made ordinary again, have the bits they have alone."""
+    rows = 2**28 // columns + 3
+    x, grad = randn(rows, columns), randn(rows, columns)
+    weight, bias = randn(columns), randn(columns)
+    statistics = forward(name, x, weight, bias)[1:]
+    results = backward(name, grad, x, weight, bias, *statistics)
+    again = backward(name, grad, x, weight, bias, *statistics)
+    assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
+    last = slice(rows - 9, rows)
+    few = backward(name, grad[last], x[last], weight, bias, *(s[last] for s in statistics))
+    assert torch.equal(results[0][last], few[0])
+
+
+@pytest.mark.gpu
+@every_norm
 @every_dtype
 @pytest.mark.parametrize("columns", [32, 128, 384, 640, 1152, 2304, 4096, 8192, 12288, 16384,
                                      16896, 24576, 32768, 49152, 262144])  # fmt: skip

@@ -28,6 +28,10 @@ struct NormWhole {
   int teams = 0;      // of a CTA
   int grid = 0;       // CTAs
   int lead = 0;       // turns that a team may be ahead of the average; 0: any
+  // Of wide rows, as NormConfig's, but of x and grad_y. To make lines ordinary again takes some 4
+  // us, which is more than rows that lie in a CTA gain: they lost up to a tenth.
+  bool evict_last = false;
+  uint32_t ordinary_from = 0;
 
   // Few rows: their sums are a kernel's beside the one for grad_x, from x and grad_y themselves.
   bool apart = false;
@@ -93,6 +97,7 @@ inline NormWhole norm_whole(const NormProblemSize& p, const NormConfig& config, 
                             const DeviceLimits& device) {
   using norm_detail::ceil_div;
   constexpr int64_t kPacedBytes = int64_t{256} << 20;
+  constexpr int64_t kTimesL2 = 16;
   // Up to here x and grad_y are read again in one trip to memory, in less time than a launch takes
   // to follow another. (With 256 rows it takes as long.)
   constexpr int64_t kApartRows = 128, kApartElements = int64_t{1} << 20;
@@ -115,7 +120,11 @@ inline NormWhole norm_whole(const NormProblemSize& p, const NormConfig& config, 
   clusters = std::clamp<int64_t>(blocks, 1, std::max<int64_t>(clusters, 1));
   w.grid = static_cast<int>(clusters) * w.cluster;
   if (w.shared_bytes() + w.static_bytes() > device.max_shared_bytes_per_cta) return NormWhole{};
-  if (w.wide && p.rows * p.columns * p.staged[0] >= kPacedBytes) w.lead = w.cluster <= 2 ? 1 : 2;
+  const int64_t x_bytes = p.rows * p.columns * p.staged[0];
+  if (w.wide && x_bytes >= kPacedBytes) w.lead = w.cluster <= 2 ? 1 : 2;
+  w.evict_last = w.wide && 2 * x_bytes > kTimesL2 * device.l2_bytes;
+  const int64_t l2_rows = device.l2_bytes / (2 * p.columns * p.staged[0]);
+  w.ordinary_from = static_cast<uint32_t>(p.rows - (w.evict_last ? l2_rows : 0));
   return w;
 }
 

@@ -477,6 +477,8 @@ void bind_norm(py::module_& m) {
       .def_readonly("teams", &NormWhole::teams)
       .def_readonly("grid", &NormWhole::grid)
       .def_readonly("lead", &NormWhole::lead)
+      .def_readonly("evict_last", &NormWhole::evict_last)
+      .def_readonly("ordinary_from", &NormWhole::ordinary_from)
       .def_readonly("apart", &NormWhole::apart)
       .def_property_readonly("has_kernel", &NormWhole::has_kernel)
       .def_property_readonly("has_slots", &NormWhole::has_slots)

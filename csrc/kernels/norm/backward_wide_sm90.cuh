@@ -7,6 +7,7 @@
 // Sums of a row are taken in the order of norm_backward_sm90, so grad_x has its bits.
 #pragma once
 
+#include "hopper/l2_priority.cuh"
 #include "kernels/norm/whole.cuh"
 
 namespace ikbo::norm {
@@ -18,7 +19,6 @@ struct WideExchange {
   float of_warp[4][kTeamWarps * kCount];
   float4 of_cta[4][NormMapping::kMaxCluster];
   hopper::Barrier warps[4], ctas[4];
-  uint32_t arrived[4];                       // of the warps; 0 again after the last
   float statistics[kStages][kTeamWarps][2];  // rstd and mean: each warp's own
   uint32_t turns_seen;                       // of the thread that keeps pace
 };
@@ -46,7 +46,6 @@ __global__ void __launch_bounds__(
     for (int i = 0; i < 4; ++i) {
       hopper::init(mine.warps[i], kTeamWarps);
       hopper::init(mine.ctas[i], 1);
-      mine.arrived[i] = 0;
     }
     mine.turns_seen = 0;
     hopper::fence_barrier_init();
@@ -64,10 +63,12 @@ __global__ void __launch_bounds__(
   const auto load_vector = [&](int s, uint32_t row, int v) {
     const uint32_t to = places + s * kStage + v * 2 * kPlace;
     const int bytes = row < p.rows ? 16 : 0;
+    const uint64_t last = hopper::evict_last_if(p.evict_last);
     hopper::copy_async_16_zero_filled(
-        to, p.x + (uint64_t{row} * p.x_bytes + begin) + v * kLanes * 16, bytes);
+        to, p.x + (uint64_t{row} * p.x_bytes + begin) + v * kLanes * 16, bytes, last);
     hopper::copy_async_16_zero_filled(
-        to + kPlace, p.grad_y + (uint64_t{row} * p.grad_y_bytes + begin) + v * kLanes * 16, bytes);
+        to + kPlace, p.grad_y + (uint64_t{row} * p.grad_y_bytes + begin) + v * kLanes * 16, bytes,
+        last);
   };
   const auto end_load = [&](int s, uint32_t row) {
     if (lane < kCount) {
@@ -79,9 +80,10 @@ __global__ void __launch_bounds__(
   };
   const uint32_t step = clusters * kTeams;
   uint32_t row = team * clusters + index;
+  // Of all of these copies unrolled ptxas 13.0 makes illegal instructions.
 #pragma unroll
   for (int s = 0; s < kStages; ++s) {
-#pragma unroll
+#pragma unroll 1
     for (int v = 0; v < kVectors; ++v) load_vector(s, row + s * step, v);
     end_load(s, row + s * step);
   }
@@ -127,12 +129,25 @@ __global__ void __launch_bounds__(
     hopper::wait(mine.warps[turn & 3], turn >> 2 & 1);
     return sum_parts<kTeamWarps, kCount>(mine.of_warp[turn & 3]);
   };
+  // Those of a turn's row, over the cluster.
+  const auto sums_of_row = [&](uint32_t turn) -> float2 {
+    if (p.cluster == 1) {
+      const float all = sum_of_warps(turn);
+      return {of_lane(all, 0), kSums ? of_lane(all, 1) : 0.0f};
+    }
+    hopper::wait(mine.ctas[turn & 3], turn >> 2 & 1);
+    const float4 part = mine.of_cta[turn & 3][lane & (p.cluster - 1)];
+    const int width = static_cast<int>(p.cluster);
+    if constexpr (kSums) return sum_lanes<kMaxWarps>(float2{part.x, part.y}, width);
+    return {sum_lanes<kMaxWarps>(part.x, width), 0.0f};
+  };
 
   uint32_t turn = 0;
   int stage = 0;
   for (;; row += step) {
     // Behind the last row are zeros, which add nothing.
     const bool has_row = row < p.rows;
+    float2 sums_before{};
     {
       hopper::wait_for_copy_groups<kStages - 2>();
       __syncwarp();
@@ -155,54 +170,26 @@ __global__ void __launch_bounds__(
           sums[0] = fmaf(grad[e], xhat[e], sums[0]);
           if constexpr (kSums) sums[kCount - 1] += grad[e];
         }
+        // In front of pass 2 all warps would wait for the shuffles at once.
+        if (v == kVectors / 2 - 1 && turn > 0) sums_before = sums_of_row(turn - 1);
       }
       const float each = sum_each<32>(sums);
       constexpr int kPart = 32 / kCount;
       if (lane % kPart == 0) mine.of_warp[turn & 3][warp * kCount + lane / kPart] = each;
       __syncwarp();
       if (lane == 0) hopper::arrive(mine.warps[turn & 3]);
-      // The last of the warps sends the sums to the cluster.
-      uint32_t ahead = 0;
-      if (p.cluster > 1 && lane == 0) ahead = atomicInc(&mine.arrived[turn & 3], kTeamWarps - 1);
-      if (has_row && __shfl_sync(0xffffffffu, ahead, 0) == kTeamWarps - 1) {
-        const float all = sum_of_warps(turn);
-        const float4 value{of_lane(all, 0), kSums ? of_lane(all, 1) : 0.0f, 0.0f, 0.0f};
-        hopper::Barrier& ready = mine.ctas[turn & 3];
-        if (lane == 0) hopper::arrive_expect_bytes(ready, sizeof(float4) * p.cluster);
-        if (lane < p.cluster) {
-          hopper::store_async_in_cluster(&mine.of_cta[turn & 3][rank], ready, lane, value);
-        }
-        __syncwarp();
-      }
     }
     if (turn > 0) {  // the row before
-      const uint32_t before = turn - 1;
       const int stage_before = stage == 0 ? kStages - 1 : stage - 1;
       const uint32_t next = row + (kStages - 1) * step;
       const float rstd = mine.statistics[stage_before][warp][0];
       const float shift = kSums ? -mine.statistics[stage_before][warp][1] * rstd : 0.0f;
-      float along, sum = 0.0f;
-      if (p.cluster == 1) {
-        const float all = sum_of_warps(before);
-        along = of_lane(all, 0);
-        if constexpr (kSums) sum = of_lane(all, 1);
-      } else {
-        hopper::wait(mine.ctas[before & 3], before >> 2 & 1);
-        const float4 part = mine.of_cta[before & 3][lane & (p.cluster - 1)];
-        const int width = static_cast<int>(p.cluster);
-        if constexpr (kSums) {
-          const float2 both = sum_lanes<kMaxWarps>(float2{part.x, part.y}, width);
-          along = both.x, sum = both.y;
-        } else {
-          along = sum_lanes<kMaxWarps>(part.x, width);
-        }
-      }
       // grad_x = g * rstd + x * slope + offset
-      along *= per_column;
+      const float along = sums_before.x * per_column, sum = sums_before.y * per_column;
       const float slope = -along * rstd * rstd;
       float offset = 0.0f;
       if constexpr (kSums) {
-        offset = -fmaf(along, shift, p.mean ? sum * per_column : 0.0f) * rstd;
+        offset = -fmaf(along, shift, p.mean ? sum : 0.0f) * rstd;
       }
       const bool keeps_pace = p.lead > 0 && warp == kTeamWarps - 1;
       uint32_t turns_seen = 0;
@@ -231,6 +218,16 @@ __global__ void __launch_bounds__(
       if (keeps_pace && lane == 0) mine.turns_seen = turns_seen;
     }
     if (!has_row) break;
+    if (p.cluster > 1 && warp == 0) {
+      const float all = sum_of_warps(turn);
+      const float4 value{of_lane(all, 0), kSums ? of_lane(all, 1) : 0.0f, 0.0f, 0.0f};
+      hopper::Barrier& ready = mine.ctas[turn & 3];
+      if (lane == 0) hopper::arrive_expect_bytes(ready, sizeof(float4) * p.cluster);
+      if (lane < p.cluster) {
+        hopper::store_async_in_cluster(&mine.of_cta[turn & 3][rank], ready, lane, value);
+      }
+      __syncwarp();
+    }
     stage = stage == kStages - 1 ? 0 : stage + 1;
     ++turn;
   }
@@ -238,6 +235,17 @@ __global__ void __launch_bounds__(
 
   // Other teams' sums, then the first's: partials of the CTA.
   hopper::wait_for_copy_groups<0>();
+  if (p.evict_last) {
+    // `row` is the first behind the team's last one. (Differences wrap around as rows are few.)
+    for (uint32_t read = row - step; read < p.rows && read >= p.ordinary_from; read -= step) {
+#pragma unroll 1
+      for (int v = 0; v < kVectors; ++v) {
+        hopper::evict_as_others(p.x + (uint64_t{read} * p.x_bytes + begin) + v * kLanes * 16);
+        hopper::evict_as_others(p.grad_y + (uint64_t{read} * p.grad_y_bytes + begin) +
+                                v * kLanes * 16);
+      }
+    }
+  }
   __syncthreads();  // all stages are read
   float4* const of_teams = reinterpret_cast<float4*>(shared_bytes);
   const auto place_of = [&](int set, int team, int v, int q) -> float4& {

@@ -75,6 +75,8 @@ struct WholeBackward {
   uint32_t* turns;                               // a word, where there is a lead
   uint32_t x_bytes, grad_y_bytes, grad_x_bytes;  // from row to row
   uint32_t rows, cluster, lead;
+  bool evict_last;         // see NormWhole
+  uint32_t ordinary_from;  // likewise
   float weight_offset;
   ElementType weight_type;
 };

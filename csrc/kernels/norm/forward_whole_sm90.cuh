@@ -91,9 +91,10 @@ template <int kVectors, int kLanes, bool kLayer, WholeForm kForm>
 constexpr int plain_registers() {
   if (kForm == WholeForm::kHalves) return 32;
   if (kForm == WholeForm::kEarly && kLanes == 0) return 128;
-  if (kVectors > 5) return kLayer ? 168 : 128;
-  if (kForm == WholeForm::kEarly && kVectors > 2)
-    return kLayer ? 24 * kVectors : 16 * kVectors + 16;
+  if (kVectors > 5) return 128;
+  if (kForm == WholeForm::kEarly && kVectors > 2) {
+    return kLayer ? (kVectors == 3 ? 72 : 40 + 8 * kVectors) : 16 + 16 * kVectors;
+  }
   return kVectors == 1 ? 32 : 32 + 8 * kVectors;
 }
 
@@ -106,7 +107,9 @@ __global__ void __maxnreg__((plain_registers<kVectors, kLanes, kLayer, kForm>())
     norm_forward_plain_sm90(const __grid_constant__ PlainForward p) {
   constexpr int kVector = 16 / sizeof(T);
   constexpr bool kHalves = kForm == WholeForm::kHalves, kHeads = kForm == WholeForm::kHeads;
-  constexpr bool kInWarp = kLanes > 0 && kLanes <= 32, kEarly = kForm == WholeForm::kEarly;
+  constexpr bool kInWarp = kLanes > 0 && kLanes <= 32;
+  // Within warps many vectors of weight and bias would cost rows at once: 2 % of a LayerNorm.
+  constexpr bool kEarly = kForm == WholeForm::kEarly && !(kInWarp && kLayer && kVectors >= 4);
   constexpr bool kEvictsLast = !kInWarp && !kHeads;
   static_assert(!kLayer || (!kHalves && !kHeads));
   hopper::touch(p);
@@ -136,16 +139,18 @@ __global__ void __maxnreg__((plain_registers<kVectors, kLanes, kLayer, kForm>())
   };
   const uint64_t last = hopper::evict_last_if(kEvictsLast && p.evict_last);
   Words<4> x[kVectors];
-  const auto load_x = [&] {
+  const auto load_x = [&](auto in_l1) {
     const char* const from = of_group(p.x, p.x_group_bytes) + uint64_t{row} * p.x_bytes + first;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) x[v] = load_words(from + v * step, last);
+    for (int v = 0; v < kVectors; ++v) x[v] = load_words<in_l1>(from + v * step, last);
   };
-  load_x();
+  using L1 = InL1;
+  load_x(std::integral_constant<InL1, kHalves ? L1::kLonger : L1::kAsOthers>{});
   // Asking whether there is one costs a quarter of all instructions, so that only kHeads does.
   const auto load_parameter = [&](const char* data, int64_t group_bytes, int v, uint32_t absent) {
     if (kHeads && data == nullptr) return Words<4>{absent, absent, absent, absent};
-    return load_words_to_stay(of_group(data, group_bytes) + (first + v * step));
+    return load_words<InL1::kLonger>(of_group(data, group_bytes) + (first + v * step),
+                                     hopper::evict_last_if(false));
   };
   // All of them or, later, a vector ahead of the one at hand (fp32's halves: at hand).
   constexpr int kHeld = kEarly ? kVectors : 1;
@@ -196,7 +201,7 @@ __global__ void __maxnreg__((plain_registers<kVectors, kLanes, kLayer, kForm>())
   if constexpr (kHalves) {
     __shared__ Exchange shared;
     squares = exchange_halves(shared, lanes / 32, half, squares);
-    load_x();
+    load_x(std::integral_constant<InL1, L1::kShorter>{});
   } else if constexpr (!kInWarp) {
     __shared__ float2 of_warp[kMaxWarps];
     const float2 whole =

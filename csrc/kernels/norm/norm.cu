@@ -204,6 +204,8 @@ void run_whole(const NormBackward& p, const NormWhole& whole, cudaStream_t strea
   w.rows = static_cast<uint32_t>(p.rows);
   w.cluster = whole.cluster;
   w.lead = whole.lead;
+  w.evict_last = whole.evict_last;
+  w.ordinary_from = whole.ordinary_from;
   w.weight_offset = p.weight_offset;
   w.weight_type = p.weight.type;
   LaunchShape shape{static_cast<unsigned>(whole.grid), static_cast<unsigned>(32 * whole.warps)};

@@ -87,20 +87,28 @@ __device__ inline Words<kCount> load_words(const char* from) {
   }
   return words;
 }
-// 16 bytes, with a priority in the L2 cache (hopper/l2_priority.cuh).
+// How long lines stay in L1.
+enum class InL1 { kAsOthers, kLonger, kShorter };
+
+// 16 bytes, with a priority in the L2 cache (hopper/l2_priority.cuh). Where it is written: other
+// loads the compiler moves.
+template <InL1 kInL1 = InL1::kAsOthers>
 __device__ inline Words<4> load_words(const char* from, uint64_t priority) {
   Words<4> words;
-  asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
-               : "l"(from), "l"(priority));
-  return words;
-}
-// The same of what rows to come read, too: it stays in L1 while x goes by.
-__device__ inline Words<4> load_words_to_stay(const char* from) {
-  Words<4> words;
-  asm volatile("ld.global.L1::evict_last.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
-               : "l"(from));
+  uint32_t (&w)[4] = words.word;
+  if constexpr (kInL1 == InL1::kLonger) {
+    asm volatile("ld.global.L1::evict_last.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "l"(from), "l"(priority));
+  } else if constexpr (kInL1 == InL1::kShorter) {
+    asm volatile("ld.global.L1::evict_first.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "l"(from), "l"(priority));
+  } else {
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "l"(from), "l"(priority));
+  }
   return words;
 }
 // 16 bytes of shared memory that are read again and again, and not to wait in registers meanwhile.
