@@ -191,6 +191,8 @@ WORK: list[tuple[Callable[..., None], tuple[object, ...]]] = [
     (norm_quant, (9, 262_145)),
     (norm_quant, (9000, 257)),
     (norm_quant, (600, 4095)),
+    (norm_quant, (2121, 2048, 0)),  # enough rows for CTAs that take two, odd
+    (norm_quant, (1061, 4096, 0)),
     (head_norm, (300, 5, 128)),
 ]
 

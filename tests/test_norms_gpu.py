@@ -311,20 +311,27 @@ def test_whole_rows_of_several_types_have_the_same_bits(
 @pytest.mark.gpu
 @every_norm
 @every_dtype
-@pytest.mark.parametrize("columns", [128, 640, 1024, 1536, 4096, 12288, 32768, 262144])
+@pytest.mark.parametrize("columns", [128, 640, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 12288,
+                                     32768, 262144])  # fmt: skip
 def test_quantised_rows_have_the_same_bits(name: str, dtype: torch.dtype, columns: int) -> None:
-    """Where the largest result is known early and where not, against rows at an odd address; and
-    against the norm's own results."""
-    rows = max(9, 2**22 // columns)
+    """Where the largest result is known early and where not, against rows at an odd address, and
+    against few; and against the norm's own results. From 2048 to 5120 columns enough rows for CTAs
+    that take two, and an odd number."""
+    rows = 2201 if 2048 <= columns <= 5120 else max(9, 2**22 // columns)
     x, weight, bias = (randn(n, columns, dtype=dtype) for n in (rows, 1, 1))
-    for w, b, offset in ((weight[0], None, 0.0), (None, None, 0.0), (weight[0], bias[0], 1.0)):
+    for w, b, offset in (
+        (weight[0], None, 0.0), (None, None, 0.0), (weight[0], bias[0], 0.0),
+        (weight[0], bias[0], 1.0),
+    ):  # fmt: skip
         y = forward(name, x, w, b, 1e-5, offset)[0].float()
         for given in (None, torch.full((1,), 2.0**-6, device="cuda")):
             quantise = getattr(torch.ops.ikbo, f"{name}_quant")
-            y_q, scales, *_ = quantise(x, w, b, given, 1e-5, offset)
-            again, same_scales, *_ = quantise(guarded(x, 1), w, b, given, 1e-5, offset)
-            assert torch.equal(y_q.view(torch.uint8), again.view(torch.uint8))
-            assert torch.equal(scales, same_scales)
+            y_q, scales, *statistics = quantise(x, w, b, given, 1e-5, offset)
+            again = quantise(guarded(x, 1), w, b, given, 1e-5, offset)
+            few = quantise(x[-3:], w, b, given, 1e-5, offset)
+            for a, c, d in zip((y_q, scales, *statistics), again, few, strict=True):
+                assert torch.equal(a.view(torch.uint8), c.view(torch.uint8))
+                assert torch.equal(a[-3:].view(torch.uint8), d.view(torch.uint8))
             if given is None:
                 step = 2 * torch.finfo(dtype).eps  # y is rounded, what is quantised isn't
                 torch.testing.assert_close(scales, y.abs().amax(1) / 448, rtol=step, atol=0)

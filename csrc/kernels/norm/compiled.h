@@ -57,6 +57,7 @@ struct PlainForward {
   float eps, per_column;
   bool evict_last;         // see NormConfig
   uint32_t ordinary_from;  // likewise
+  float* row_scales;       // kQuant and kPairs alone
   // kHeads alone.
   int64_t x_group_bytes, y_group_bytes, weight_group_bytes, bias_group_bytes;
   uint32_t groups;
@@ -93,15 +94,17 @@ ForwardKernel forward_wide_kernel(int vectors, bool layer);
 // Of whole aligned rows that lie in a CTA.
 enum class WholeForm {
   kGeneral,  // norm_forward_whole_sm90
-  kQuant,    // norm_forward_quant_sm90
   kPlain,    // norm_forward_plain_sm90
   kEarly,    // the same where rows are few, or lie within warps: weights are loaded with x
   kHeads,    // without a mean; with groups or a weight_offset
   kHalves,   // without a mean; of a row for a cluster of two, all in one CTA. 4 vectors
+  kQuant,    // norm_forward_quant_sm90
+  kPairs,    // norm_forward_pairs_sm90, of up to kMostPairWarps warps. 4 vectors
 };
-// kGeneral and kQuant.
+inline constexpr int kMostPairWarps = 5;
+// kGeneral.
 template <class T>
-ForwardKernel forward_whole_kernel(int vectors, bool in_warp, bool layer, WholeForm form);
+ForwardKernel forward_whole_kernel(int vectors, bool in_warp);
 // The other forms. Null where there is none: within warps, of other lanes or vectors than
 // norm_mapping() has of whole rows, or of fewer than 8 lanes.
 template <class T>
@@ -117,23 +120,23 @@ BackwardKernel backward_loose_kernel(int vectors, int lanes);
 template <class T>
 WholeKernel whole_kernel(const NormWhole& whole);
 
-#define IKBO_NORM_KERNELS(T)                                                                    \
-  template <>                                                                                   \
-  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                        \
-  template <>                                                                                   \
-  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer);                                \
-  template <>                                                                                   \
-  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp, bool layer, WholeForm form); \
-  template <>                                                                                   \
-  PlainKernel forward_plain_kernel<T>(int vectors, int lanes, bool layer, WholeForm form);      \
-  template <>                                                                                   \
-  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,         \
-                                        bool plain);                                            \
-  template <>                                                                                   \
-  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);                      \
-  template <>                                                                                   \
-  BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);                              \
-  template <>                                                                                   \
+#define IKBO_NORM_KERNELS(T)                                                               \
+  template <>                                                                              \
+  ForwardKernel forward_kernel<T>(int vectors, bool in_warp, bool full);                   \
+  template <>                                                                              \
+  ForwardKernel forward_wide_kernel<T>(int vectors, bool layer);                           \
+  template <>                                                                              \
+  ForwardKernel forward_whole_kernel<T>(int vectors, bool in_warp);                        \
+  template <>                                                                              \
+  PlainKernel forward_plain_kernel<T>(int vectors, int lanes, bool layer, WholeForm form); \
+  template <>                                                                              \
+  ForwardKernel forward_loose_kernel<T>(int vectors, int lanes, int sure, bool cluster,    \
+                                        bool plain);                                       \
+  template <>                                                                              \
+  BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);                 \
+  template <>                                                                              \
+  BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);                         \
+  template <>                                                                              \
   WholeKernel whole_kernel<T>(const NormWhole& whole);
 IKBO_NORM_KERNELS(__nv_bfloat16)
 IKBO_NORM_KERNELS(__half)

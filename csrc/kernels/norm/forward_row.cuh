@@ -203,7 +203,8 @@ struct ForwardRow {
     tell(p.mean, mean);
     tell(p.rstd, rstd);
     if (early) {
-      const float scale = scale_of_row(part_sum * rstd), factor = scaled_root(rstd, scale);
+      const float scale = scale_of_row(part_sum * rstd);
+      const float factor = scaled_root(rstd, 1.0f / scale);
       tell(p.row_scales, scale);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {

@@ -42,10 +42,16 @@ __device__ inline float exchange_halves(Exchange& shared, int warps, int half, f
   return value + __shfl_xor_sync(0xffffffffu, value, kMaxWarps);
 }
 
+// Of numbers without a sign, or NaN, over a warp: in one instruction.
+__device__ inline float max_of_warp(float value) {
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(value)));
+}
+
 // What exchange() makes of the warps' sums and squared deviations from their own means, with
 // Moments, where all have as many columns: in the same order, so the bits are the same. Returns the
-// row's mean and squared deviations, or without means only the sum of squares.
-template <bool kLayer>
+// row's mean and squared deviations; or without means the sum of squares and, ahead of it where
+// kLargest, the largest of what is there in place of sums.
+template <bool kLayer, bool kLargest = false>
 __device__ inline float2 exchange_warps(float2* of_warp, int warps, float2 part, float part_columns,
                                         float per_column) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -54,13 +60,14 @@ __device__ inline float2 exchange_warps(float2* of_warp, int warps, float2 part,
   __syncthreads();
   const int peer = lane & (width - 1);
   part = peer < warps ? of_warp[peer] : float2{0.0f, 0.0f};
-  float mean = 0.0f;
+  float first = 0.0f;
   if constexpr (kLayer) {
-    mean = __fmul_rn(sum_lanes<kMaxWarps>(part.x, width), per_column);
-    const float away = __fmul_rn(part.x, 1.0f / part_columns) - mean;
+    first = __fmul_rn(sum_lanes<kMaxWarps>(part.x, width), per_column);
+    const float away = __fmul_rn(part.x, 1.0f / part_columns) - first;
     if (peer < warps) part.y = fmaf(part_columns * away, away, part.y);
   }
-  return {mean, sum_lanes<kMaxWarps>(part.y, width)};
+  if constexpr (kLargest) first = max_of_warp(part.x);
+  return {first, sum_lanes<kMaxWarps>(part.y, width)};
 }
 
 // As NormConfig::ordinary_from says, after the row is read. It asks the special registers once more

@@ -54,11 +54,9 @@ ForwardKernel forward_loose_kernel_of(ElementType type, int vectors, int lanes, 
     return forward_loose_kernel<decltype(zero)>(vectors, lanes, sure, cluster, plain);
   });
 }
-ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_warp, bool layer,
-                                      WholeForm form) {
-  return of_type(type, [&](auto zero) {
-    return forward_whole_kernel<decltype(zero)>(vectors, in_warp, layer, form);
-  });
+ForwardKernel forward_whole_kernel_of(ElementType type, int vectors, bool in_warp) {
+  return of_type(type,
+                 [&](auto zero) { return forward_whole_kernel<decltype(zero)>(vectors, in_warp); });
 }
 PlainKernel forward_plain_kernel_of(ElementType type, int vectors, int lanes, bool layer,
                                     WholeForm form) {
@@ -93,10 +91,17 @@ bool is_plain(const NormForward& p, const NormConfig& config) {
          all_of_type(p.x.type, {p.weight, p.bias, p.y});
 }
 
+// Few rows are done sooner by a CTA each.
+bool takes_pairs(const NormForward& p, const NormConfig& config) {
+  const NormMapping& m = config.mapping;
+  return p.layer && !m.in_warp() && m.thread_vectors == 4 && m.warps <= kMostPairWarps &&
+         !config.keeps_parameters;
+}
+
 // Of whole rows.
 WholeForm whole_form(const NormForward& p, const NormConfig& config) {
   if (p.is_usual(config.groups)) {
-    if (p.row_scales) return WholeForm::kQuant;
+    if (p.row_scales) return takes_pairs(p, config) ? WholeForm::kPairs : WholeForm::kQuant;
     if (!p.quantizes() && p.y.type == p.x.type) {
       if (config.mapping.cluster == 2) return WholeForm::kHalves;
       return config.keeps_parameters ? WholeForm::kEarly : WholeForm::kPlain;
@@ -136,6 +141,7 @@ void run_plain(const NormForward& p, const NormConfig& config, WholeForm form, P
   w.per_column = config.per_column;
   w.evict_last = config.evict_last;
   w.ordinary_from = config.ordinary_from;
+  w.row_scales = p.row_scales;
   w.x_group_bytes = p.x.group_bytes;
   w.y_group_bytes = p.y.group_bytes;
   w.weight_group_bytes = p.weight.group_bytes;
@@ -148,23 +154,21 @@ void run_plain(const NormForward& p, const NormConfig& config, WholeForm form, P
     shape.block.x *= 2;
     shape.cluster = 1;
   }
+  if (form == WholeForm::kPairs) shape.grid.x = (shape.grid.x + 1) / 2;
   launch(kernel, shape, stream, w);
 }
 
 void run_whole(const NormForward& p, const NormConfig& config, cudaStream_t stream) {
   const NormMapping& m = config.mapping;
-  WholeForm form = whole_form(p, config);
-  if (form != WholeForm::kGeneral && form != WholeForm::kQuant) {
+  const WholeForm form = whole_form(p, config);
+  if (form != WholeForm::kGeneral) {
     const bool fits = p.x.row_bytes < kMostRowBytes && p.y.row_bytes < kMostRowBytes;
     const PlainKernel kernel =
         forward_plain_kernel_of(p.x.type, m.thread_vectors, m.lanes, p.layer, form);
     if (fits && kernel) return run_plain(p, config, form, kernel, stream);
-    form = WholeForm::kGeneral;
   }
-  LaunchShape shape = shape_of(config);
-  if (form == WholeForm::kQuant) shape.shared_bytes = 0;
-  launch(forward_whole_kernel_of(p.x.type, m.thread_vectors, m.in_warp(), p.layer, form), shape,
-         stream, p, config);
+  launch(forward_whole_kernel_of(p.x.type, m.thread_vectors, m.in_warp()), shape_of(config), stream,
+         p, config);
 }
 
 void clear(uint32_t* counter, cudaStream_t stream) {
@@ -354,8 +358,8 @@ void load_norm() {
     }
     for (const int vectors : NormMapping::kThreadVectors) {
       using enum norm::WholeForm;
-      for (const int lanes : {8, 16, 32, 64, 96, 128, 256, 512}) {
-        for (const auto form : {kPlain, kEarly, kHeads, kHalves}) {
+      for (const int lanes : {8, 16, 32, 64, 96, 128, 160, 256, 512}) {
+        for (const auto form : {kPlain, kEarly, kHeads, kHalves, kQuant, kPairs}) {
           for (const bool layer : {false, true}) {
             const auto kernel = norm::forward_plain_kernel_of(type, vectors, lanes, layer, form);
             if (kernel) load_kernel(kernel);
@@ -363,11 +367,7 @@ void load_norm() {
         }
       }
       for (const bool in_warp : {false, true}) {
-        for (const bool layer : {false, true}) {
-          for (const auto form : {kGeneral, kQuant}) {
-            load_kernel(norm::forward_whole_kernel_of(type, vectors, in_warp, layer, form));
-          }
-        }
+        load_kernel(norm::forward_whole_kernel_of(type, vectors, in_warp));
         for (const bool full : {false, true}) {
           load_kernel(norm::forward_kernel_of(type, vectors, in_warp, full));
           load_kernel(norm::backward_kernel_of(type, vectors, in_warp, full));

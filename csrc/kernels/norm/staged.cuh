@@ -6,6 +6,7 @@
 #include "config/norm.h"
 #include "hopper/bulk_copy.cuh"
 #include "hopper/cluster.cuh"
+#include "hopper/dependent_launch.cuh"
 #include "hopper/l2_priority.cuh"
 #include "hopper/mbarrier.cuh"
 #include "hopper/memory_order.cuh"
@@ -325,11 +326,11 @@ __device__ inline float scale_of_row(float largest) {
   return max_or_nan(largest / 448.0f, 1.17549435e-38f);
 }
 
-// What rows are multiplied by to be normalised and scaled at once. Finite, or else NaN: a row of
-// zeros stays one.
-__device__ inline float scaled_root(float rstd, float scale) {
+// What rows are multiplied by to be normalised and, by 1 / scale, scaled at once. Finite, or else
+// NaN: a row of zeros stays one.
+__device__ inline float scaled_root(float rstd, float per_scale) {
   float factor;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(factor) : "f"(__fmul_rn(rstd, 1.0f / scale)), "f"(3.4e38f));
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(factor) : "f"(__fmul_rn(rstd, per_scale)), "f"(3.4e38f));
   return factor;
 }
 
