@@ -240,9 +240,10 @@ struct NormConfig {
   // Forward: every thread keeps its vectors of weight and bias, in x's type, in shared memory.
   // Whole rows: where they are few, for their loads then don't wait for the row.
   bool keeps_parameters;
-  // Forward: x is larger than the L2 cache, and its lines there go after others'. Wide rows gain 3
-  // to 5 % by it, as if the results' lines else stayed too long. From a row on, which begins what
-  // is in the cache in the end, they are made ordinary ones again: else what comes next would pay.
+  // Forward: x is much larger than the L2 cache, and its lines there go after others'. Wide rows
+  // gain 3 to 5 % by it, as if the results' lines else stayed too long. From a row on they are made
+  // ordinary ones again, half the cache full: else what comes next would pay, up to 7 us
+  // (docs/norms.md).
   bool evict_last;
   uint32_t ordinary_from;
 
@@ -359,7 +360,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
   const bool halves = p.usual && !p.layer && m.cluster == 2 && m.thread_vectors == 4;
   const int64_t l2_rows = device.l2_bytes / (p.columns * p.staged[0] * p.groups);
   c.evict_last = forward && !m.in_warp() && p.rows > 2 * l2_rows;
-  c.ordinary_from = static_cast<uint32_t>(p.rows - (c.evict_last ? l2_rows : 0));
+  c.ordinary_from = static_cast<uint32_t>(p.rows - (c.evict_last ? l2_rows / 2 : 0));
   const bool aligned = forward && p.aligned && !m.looped && m.idle_slots() == 0;
   if (aligned && (m.cluster == 1 || halves)) {
     // With weights on their way at once few rows are done in 0.55 to 0.75 of the time. With more
