@@ -477,6 +477,22 @@ def test_head_norm_backward_into_the_projection() -> None:
 # ---- slow --------------------------------------------------------------------------------------
 @pytest.mark.gpu_slow
 @every_norm
+@pytest.mark.parametrize("columns", [257, 1024, 4096, 32768])
+def test_rows_four_gigabytes_apart(name: str, columns: int) -> None:
+    """Have the bits they have side by side."""
+    step = 2**31 + 8
+    flat = torch.empty(2 * step + columns, dtype=torch.bfloat16, device="cuda")
+    x, near = flat.as_strided((3, columns), (step, 1)), randn(3, columns)
+    x.copy_(near)
+    weight, bias, grad = randn(columns), randn(columns), randn(3, columns)
+    results, wanted = forward(name, x, weight, bias), forward(name, near, weight, bias)
+    assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
+    got = backward(name, grad, x, weight, bias, *results[1:])
+    assert torch.equal(got[0], backward(name, grad, near, weight, bias, *results[1:])[0])
+
+
+@pytest.mark.gpu_slow
+@every_norm
 @pytest.mark.parametrize("columns", [257, 4096, 262144, 300_001])
 def test_more_than_2_31_elements(name: str, columns: int) -> None:
     """Rows at both ends and in the middle have the bits of a call of their own."""

@@ -121,9 +121,6 @@ LaunchShape shape_of(const NormConfig& config) {
   return shape;
 }
 
-// From row to row: kernels of whole rows keep it in 32 bits.
-constexpr int64_t kMostRowBytes = int64_t{1} << 32;
-
 // Of a form that has such a kernel.
 void run_plain(const NormForward& p, const NormConfig& config, WholeForm form, PlainKernel kernel,
                cudaStream_t stream) {
@@ -162,10 +159,9 @@ void run_whole(const NormForward& p, const NormConfig& config, cudaStream_t stre
   const NormMapping& m = config.mapping;
   const WholeForm form = whole_form(p, config);
   if (form != WholeForm::kGeneral) {
-    const bool fits = p.x.row_bytes < kMostRowBytes && p.y.row_bytes < kMostRowBytes;
     const PlainKernel kernel =
         forward_plain_kernel_of(p.x.type, m.thread_vectors, m.lanes, p.layer, form);
-    if (fits && kernel) return run_plain(p, config, form, kernel, stream);
+    if (kernel) return run_plain(p, config, form, kernel, stream);
   }
   launch(forward_whole_kernel_of(p.x.type, m.thread_vectors, m.in_warp()), shape_of(config), stream,
          p, config);
@@ -183,8 +179,7 @@ bool takes_whole(const NormBackward& p, const NormWhole& whole) {
                             p.weight.data == nullptr ||
                             (p.weight.type == p.x.type && p.weight_offset == 0.0f);
   return whole.has_kernel() && p.grad_x.data != nullptr && p.grad_residual_out.data == nullptr &&
-         takes_weight && p.x.row_bytes < kMostRowBytes && p.grad_y.row_bytes < kMostRowBytes &&
-         p.grad_x.row_bytes < kMostRowBytes;
+         takes_weight;
 }
 
 void run_whole(const NormBackward& p, const NormWhole& whole, cudaStream_t stream) {

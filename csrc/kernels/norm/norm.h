@@ -21,10 +21,13 @@ struct NormMatrix {
   ElementType type;
 };
 
-// To 16 bytes, and so are all rows.
+// To 16 bytes, and so are all rows; and they lie less than 4 GB from one another, which kernels of
+// whole rows keep in 32 bits.
 inline bool is_aligned(const NormMatrix& m, int64_t rows, int groups) {
+  constexpr int64_t kMostRowBytes = int64_t{1} << 32;
   return m.data == nullptr ||
-         (reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && (rows <= 1 || m.row_bytes % 16 == 0) &&
+         (reinterpret_cast<uintptr_t>(m.data) % 16 == 0 &&
+          (rows <= 1 || (m.row_bytes % 16 == 0 && m.row_bytes < kMostRowBytes)) &&
           (groups <= 1 || m.group_bytes % 16 == 0));
 }
 
