@@ -1,0 +1,1 @@
+cd $(dirname $0); nvcc -forward-unknown-to-host-compiler -O3 -DNDEBUG -std=c++20 --generate-code=arch=compute_90a,code=[sm_90a] -Xcompiler=-fPIC --expt-relaxed-constexpr -shared -cudart shared -I../../csrc -isystem ../../build/cmake/cuda -isystem ../../build/cmake/cuda/cccl --threads 2 lab.cu -o lab.so 2>&1 | grep -v "^$" | grep -i error | head -30; ls -la lab.so
