@@ -236,15 +236,14 @@ __global__ void __launch_bounds__(
   // Other teams' sums, then the first's: partials of the CTA.
   hopper::wait_for_copy_groups<0>();
   if (p.evict_last) {
-    // `row` is the first behind the team's last one. (Differences wrap around as rows are few.)
-    for (uint32_t read = row - step; read < p.rows && read >= p.ordinary_from; read -= step) {
+    each_row_back(row, step, p.rows, p.ordinary_from, [&](uint32_t read) {
 #pragma unroll 1
       for (int v = 0; v < kVectors; ++v) {
         hopper::evict_as_others(p.x + (uint64_t{read} * p.x_bytes + begin) + v * kLanes * 16);
         hopper::evict_as_others(p.grad_y + (uint64_t{read} * p.grad_y_bytes + begin) +
                                 v * kLanes * 16);
       }
-    }
+    });
   }
   __syncthreads();  // all stages are read
   float4* const of_teams = reinterpret_cast<float4*>(shared_bytes);

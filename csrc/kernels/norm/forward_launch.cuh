@@ -92,8 +92,12 @@ PlainKernel forward_plain(int vectors, int lanes, bool layer, WholeForm form) {
     };
     if (lanes == of_row) (try_one(counts), ...);
   };
-  if (lanes > 32)
-    (try_over(kNumber<1>), try_over(kNumber<2>), try_over(kNumber<3>), try_over(kNumber<4>));
+  if (lanes > 32) {
+    try_over(kNumber<1>);
+    try_over(kNumber<2>);
+    try_over(kNumber<3>);
+    try_over(kNumber<4>);
+  }
   try_within(kNumber<8>, kNumber<1>, kNumber<2>, kNumber<3>, kNumber<4>, kNumber<5>, kNumber<9>);
   try_within(kNumber<16>, kNumber<3>, kNumber<4>, kNumber<5>, kNumber<9>);
   try_within(kNumber<32>, kNumber<3>, kNumber<4>, kNumber<5>, kNumber<9>);

@@ -15,7 +15,7 @@ namespace ikbo::norm {
 // half of the lanes, of the second in the upper one.
 __device__ inline float sum_pair(float first, float second, bool upper) {
   const float own = upper ? second : first, other = upper ? first : second;
-  return sum_of_lanes<16>(own + __shfl_xor_sync(0xffffffffu, other, 16));
+  return sum_lanes<16>(own + __shfl_xor_sync(0xffffffffu, other, 16), 16);
 }
 // From there to every lane.
 __device__ inline void spread_pair(float own, bool upper, float (&both)[2]) {
@@ -75,10 +75,10 @@ __global__ void __maxnreg__(96) norm_forward_pairs_sm90(const __grid_constant__ 
   __syncthreads();
   const bool exists = peer < kWarps;
   const float2 part = exists ? of_warp[peer][half] : float2{0.0f, 0.0f};
-  const float own_mean = __fmul_rn(sum_of_lanes<kWidth>(part.x), p.per_column);
+  const float own_mean = __fmul_rn(sum_lanes<kWidth>(part.x, kWidth), p.per_column);
   const float away = __fmul_rn(part.x, 1.0f / kPartColumns) - own_mean;
   const float merged = exists ? fmaf(__fmul_rn(kPartColumns, away), away, part.y) : 0.0f;
-  const float own_rstd = rsqrtf(fmaf(sum_of_lanes<kWidth>(merged), p.per_column, p.eps));
+  const float own_rstd = rsqrtf(fmaf(sum_lanes<kWidth>(merged, kWidth), p.per_column, p.eps));
   const bool tells = warp == 0 && lane % 16 == 0 && (both || !upper);
   if (tells) {
     if (p.mean) p.mean[row + half] = own_mean;

@@ -9,16 +9,6 @@
 
 namespace ikbo::norm {
 
-// Over kWidth lanes, for all of them, in the order of sum_lanes().
-template <int kWidth>
-__device__ inline float sum_of_lanes(float value) {
-#pragma unroll
-  for (int offset = kWidth / 2; offset >= 1; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
-  }
-  return value;
-}
-
 // scale_of_row(), and 1 over a scale, bit for bit (tried with every float), without the branches of
 // divisions, which are for what no row has. (Kernels with more options would take more registers.)
 struct RowScale {
@@ -97,7 +87,7 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
   float sum = 0.0f, mean = 0.0f;
   if constexpr (kLayer) {
     sum = sum_of_elements(values, [](float value, float sum) { return sum + value; });
-    sum = sum_of_lanes<kShuffled>(sum);
+    sum = sum_lanes<kShuffled>(sum, kShuffled);
     mean = __fmul_rn(sum, kInWarp ? p.per_column : 1.0f / kPartColumns);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -107,7 +97,7 @@ __global__ void __maxnreg__((kQuantRegisters<kVectors>))
   }
   float squares =
       sum_of_elements(values, [](float value, float sum) { return fmaf(value, value, sum); });
-  squares = sum_of_lanes<kShuffled>(squares);
+  squares = sum_lanes<kShuffled>(squares, kShuffled);
   float of_row = mean, largest = 0.0f;
   LargestValue found;
   if constexpr (kLayer) {

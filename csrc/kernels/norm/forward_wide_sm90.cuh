@@ -203,12 +203,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps * kWideTeams, 1)
   }
   hopper::wait_for_copy_groups<0>();
   if (config.evict_last) {
-    // `row` is the first behind the team's last one. (Differences wrap around as rows are few.)
-    for (uint32_t read = row - row_step; read < rows && read >= config.ordinary_from;
-         read -= row_step) {
+    each_row_back(row, row_step, rows, config.ordinary_from, [&](uint32_t read) {
 #pragma unroll 1
       for (int v = 0; v < kVectors; ++v) hopper::evict_as_others(of_row(p.x, read) + v * step);
-    }
+    });
   }
   hopper::cluster_sync();
 }

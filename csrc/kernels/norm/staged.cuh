@@ -266,6 +266,14 @@ __device__ inline void begin(const Params& p, const NormConfig& config) {
   hopper::wait_for_previous_kernel();
 }
 
+// A team's rows, every step-th, from its last one back to `first`. `end` is the one behind its
+// last. (Differences wrap around where it has no row.)
+template <class Body>
+__device__ inline void each_row_back(uint32_t end, uint32_t step, uint32_t rows, uint32_t first,
+                                     const Body& body) {
+  for (uint32_t row = end - step; row < rows && row >= first; row -= step) body(row);
+}
+
 // All threads that share rows: a cluster's, or a CTA's; warps with rows of their own share none.
 template <bool kInWarp>
 __device__ inline void meet(const Place& place) {
@@ -277,7 +285,8 @@ __device__ inline void meet(const Place& place) {
 }
 
 // Over the lanes of a row, for all of them: `lanes` is a power of two, up to kMost, the same for
-// all threads. Offsets up to 8 lanes' are all shuffled, which costs less than a branch at each.
+// all threads. Offsets up to 8 lanes' are all shuffled, which costs less than a branch at each;
+// where kMost is `lanes`, no others.
 template <int kMost, class Step>
 __device__ inline void each_offset(int lanes, const Step& step) {
   if (lanes > 8) {
@@ -285,7 +294,7 @@ __device__ inline void each_offset(int lanes, const Step& step) {
     for (int offset = kMost / 2; offset >= 8; offset /= 2) step(offset);
   }
 #pragma unroll
-  for (int offset = 4; offset >= 1; offset /= 2) step(offset);
+  for (int offset = kMost < 8 ? kMost / 2 : 4; offset >= 1; offset /= 2) step(offset);
 }
 template <int kMost = 32, class Merge>
 __device__ inline float merge_lanes(float value, int lanes, const Merge& merge) {
