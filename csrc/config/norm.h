@@ -423,7 +423,7 @@ inline NormConfig norm_config(NormPass pass, const NormProblemSize& p, const Dev
                      : forward && m.thread_vectors <= 5 ? 2
                                                         : 1;
   // Of dynamic shared memory, of 228 KB in all.
-  const int64_t bytes_per_sm = (m.interleaved ? 212 : 200) * 1024;
+  const int64_t bytes_per_sm = (!m.interleaved ? 200 : m.in_warp() ? 223 : 212) * 1024;
   const int64_t room =
       std::min<int64_t>(bytes_per_sm / per_sm, device.max_shared_bytes_per_cta - kStaticBytes) -
       c.kept_bytes();

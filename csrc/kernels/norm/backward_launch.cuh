@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/norm/backward_loose_sm90.cuh"
+#include "kernels/norm/backward_rows_sm90.cuh"
 #include "kernels/norm/backward_sm90.cuh"
 #include "kernels/norm/compiled.h"
 
@@ -36,6 +37,18 @@ BackwardKernel backward_loose(int vectors, int lanes) {
   });
 }
 
+// Null where there is none.
+template <class T, bool kSums>
+BackwardKernel backward_rows(int vectors, int lanes, int slots) {
+  // More take more registers than there are.
+  constexpr int kMost = 28;
+  if (slots > kMost) return nullptr;
+  return pick_loose(vectors, lanes, [](auto count, auto of_row) -> BackwardKernel {
+    constexpr int kSlots = count * 16 / sizeof(T);
+    return norm_backward_rows_sm90<T, count, of_row, kSums, (kSlots < kMost ? kSlots : kMost)>;
+  });
+}
+
 #define IKBO_NORM_BACKWARD(T)                                                                     \
   template <>                                                                                     \
   BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full) {                       \
@@ -47,6 +60,11 @@ BackwardKernel backward_loose(int vectors, int lanes) {
   template <>                                                                                     \
   BackwardKernel backward_loose_kernel<T>(int vectors, int lanes) {                               \
     return backward_loose<T>(vectors, lanes);                                                     \
+  }                                                                                               \
+  template <>                                                                                     \
+  BackwardKernel backward_rows_kernel<T>(int vectors, int lanes, int slots, bool sums) {          \
+    return sums ? backward_rows<T, true>(vectors, lanes, slots)                                   \
+                : backward_rows<T, false>(vectors, lanes, slots);                                 \
   }
 
 }  // namespace ikbo::norm

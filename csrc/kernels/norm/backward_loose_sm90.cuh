@@ -118,13 +118,14 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, (kLanes > 0)>, 1)
                           ? first_row + i + kAtOnce + mine
                           : first_row + config.owners * config.rows_per_stage + mine);
 
-      // g of the row, then its grad_x.
-      float xhat[kHoldsRow ? kSlots : 1], g[kSlots];
+      // x and g of the row, then its grad_x.
+      float held[kHoldsRow ? kSlots : 1], g[kSlots];
       float4 sums{0.0f, 0.0f, 0.0f, 0.0f};  // of g * xhat and of g
       // An RMSNorm's rows without a bias need no sums of grad_y.
       const auto first_pass = [&](auto zero, auto alone) {
         at.each([&](int i) {
-          const float own = fmaf(at.template load<T>(x, i), rstd, shift);
+          const float value = at.template load<T>(x, i);
+          const float own = fmaf(value, rstd, shift);
           const float from = at.template load<decltype(zero)>(grad, i);
           if constexpr (!alone) {
             bias_sums[i] += from;
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, (kLanes > 0)>, 1)
           const float weighed = __fmul_rn(from, weight[i]);
           sums.x = fmaf(weighed, own, sums.x);
           if constexpr (!alone) sums.y += weighed;
-          if constexpr (kHoldsRow) xhat[i] = own, g[i] = weighed;
+          if constexpr (kHoldsRow) held[i] = value, g[i] = weighed;
         });
       };
       if (has_row) {
@@ -153,18 +154,15 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, (kLanes > 0)>, 1)
       }
       if (!has_row) continue;
 
-      const float slope = -sums.x * per_column * rstd;
-      const float offset = layer ? -sums.y * per_column * rstd : -0.0f;
+      const GradOfX of{{sums.x, sums.y}, per_column, rstd, shift, layer};
       if constexpr (kHoldsRow) {
-        at.each([&](int i) { g[i] = fmaf(xhat[i], slope, fmaf(g[i], rstd, offset)); });
+        at.each([&](int i) { g[i] = of(held[i], g[i]); });
       } else {
         asm volatile("" ::: "memory");  // else the compiler would keep what it has read
         with_type<T>(p.grad_y.type, [&](auto zero) {
           at.each([&](int i) {
-            const float own = fmaf(at.template load<T>(x, i), rstd, shift);
             const float from = at.template load<decltype(zero)>(grad, i);
-            const float weighed = __fmul_rn(from, weight[i]);
-            g[i] = fmaf(own, slope, fmaf(weighed, rstd, offset));
+            g[i] = of(at.template load<T>(x, i), __fmul_rn(from, weight[i]));
           });
         });
       }
@@ -206,23 +204,8 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, (kLanes > 0)>, 1)
   const int64_t partial =
       (int64_t{place.team} * config.groups + place.group) * m.columns + place.first_column;
   if constexpr (kInWarp) {
-    // Of all rows of all warps, where the rings were.
-    float* const slots = reinterpret_cast<float*>(shared_bytes);
     const auto add_up = [&](const float (&sums)[kSlots], float* partials) {
-      __syncthreads();
-      at.each([&](int i) { slots[(warp * kSlots + i) * 32 + lane] = sums[i]; });
-      __syncthreads();
-      for (int column = threadIdx.x; column < at.count; column += blockDim.x) {
-        const int place_in_warp = column / kRowLanes * 32 + column % kRowLanes;
-        float sum = 0.0f;
-        for (int w = 0; w < config.rings; ++w) {
-#pragma unroll
-          for (int r = 0; r < kAtOnce; ++r) {
-            sum += slots[w * kSlots * 32 + place_in_warp + r * kRowLanes];
-          }
-        }
-        partials[partial + column] = sum;
-      }
+      add_up_warps(at, sums, shared_bytes, config.rings, partials + partial);
     };
     if (p.weight_partials) add_up(weight_sums, p.weight_partials);
     if (config.bias_sums) add_up(bias_sums, p.bias_partials);

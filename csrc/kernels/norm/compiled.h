@@ -116,6 +116,10 @@ template <class T>
 ForwardKernel forward_loose_kernel(int vectors, int lanes, int sure, bool cluster, bool plain);
 template <class T>
 BackwardKernel backward_loose_kernel(int vectors, int lanes);
+// Of rows within warps that need so many slots a lane, with or without sums of grad_y. Null where
+// there is none: beyond 28 slots.
+template <class T>
+BackwardKernel backward_rows_kernel(int vectors, int lanes, int slots, bool sums);
 // A layout's, with or without sums of grad_y.
 template <class T>
 WholeKernel whole_kernel(const NormWhole& whole);
@@ -136,6 +140,8 @@ WholeKernel whole_kernel(const NormWhole& whole);
   BackwardKernel backward_kernel<T>(int vectors, bool in_warp, bool full);                 \
   template <>                                                                              \
   BackwardKernel backward_loose_kernel<T>(int vectors, int lanes);                         \
+  template <>                                                                              \
+  BackwardKernel backward_rows_kernel<T>(int vectors, int lanes, int slots, bool sums);    \
   template <>                                                                              \
   WholeKernel whole_kernel<T>(const NormWhole& whole);
 IKBO_NORM_KERNELS(__nv_bfloat16)

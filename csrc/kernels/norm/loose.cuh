@@ -12,11 +12,12 @@ namespace ikbo::norm {
 // Neighbouring lanes have neighbouring columns, which takes a bank of shared memory each two of
 // them, whatever a row's length. kLanes: of a warp that a row has; 0: it has all of a CTA's warps.
 // Of kSlots a warp takes those that one of its lanes has a column for: all kSure first ones have.
-template <int kVectors, int kVector, int kLanes, int kSureOverWarps = kVectors / 2 * kVector>
+template <int kVectors, int kVector, int kLanes, int kSureOverWarps = kVectors / 2 * kVector,
+          int kMost = kVectors * kVector>
 struct LooseColumns {
   static constexpr bool kInWarp = kLanes > 0;
   static constexpr int kStep = kInWarp ? kLanes : 32;  // from slot to slot
-  static constexpr int kSlots = kVectors * kVector;
+  static constexpr int kSlots = kMost;
   static constexpr int kSure = kInWarp ? (kVectors - 1) * kVector : kSureOverWarps;
   int count;    // columns of the span
   int columns;  // of the warp's part of it
@@ -159,5 +160,43 @@ struct Outlet {
     if (in_place && threadIdx.x % 32 == 0) hopper::tma_store_wait_read<0>();
   }
 };
+
+// A row's grad_x = g * rstd + xhat * slope + offset, of x itself; sums: of g * xhat and of g.
+struct GradOfX {
+  float slope, rstd, offset;
+
+  __device__ GradOfX(float2 sums, float per_column, float rstd_, float shift, bool layer)
+      : rstd(rstd_) {
+    const float of_xhat = -sums.x * per_column * rstd;
+    slope = of_xhat * rstd;
+    offset = fmaf(of_xhat, shift, layer ? -sums.y * per_column * rstd : -0.0f);
+  }
+  __device__ float operator()(float x, float g) const {
+    return fmaf(x, slope, fmaf(g, rstd, offset));
+  }
+};
+
+// By a CTA whose warps have rows of their own: their sums over rows, where the rings were.
+template <class At, int kSlots>
+__device__ inline void add_up_warps(const At& at, const float (&sums)[kSlots], char* shared,
+                                    int warps, float* partials) {
+  constexpr int kRowLanes = At::kStep;
+  float* const slots = reinterpret_cast<float*>(shared);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();
+  at.each([&](int i) { slots[(warp * kSlots + i) * 32 + lane] = sums[i]; });
+  __syncthreads();
+  for (int column = threadIdx.x; column < at.count; column += blockDim.x) {
+    const int place = column / kRowLanes * 32 + column % kRowLanes;
+    float sum = 0.0f;
+    for (int w = 0; w < warps; ++w) {
+#pragma unroll
+      for (int r = 0; r < 32 / kRowLanes; ++r) {
+        sum += slots[w * kSlots * 32 + place + r * kRowLanes];
+      }
+    }
+    partials[column] = sum;
+  }
+}
 
 }  // namespace ikbo::norm

@@ -68,6 +68,12 @@ BackwardKernel backward_loose_kernel_of(ElementType type, int vectors, int lanes
   return of_type(type,
                  [&](auto zero) { return backward_loose_kernel<decltype(zero)>(vectors, lanes); });
 }
+BackwardKernel backward_rows_kernel_of(ElementType type, int vectors, int lanes, int slots,
+                                       bool sums) {
+  return of_type(type, [&](auto zero) {
+    return backward_rows_kernel<decltype(zero)>(vectors, lanes, slots, sums);
+  });
+}
 BackwardKernel backward_kernel_of(ElementType type, int vectors, bool in_warp, bool full) {
   return of_type(
       type, [&](auto zero) { return backward_kernel<decltype(zero)>(vectors, in_warp, full); });
@@ -89,6 +95,21 @@ bool is_plain(const NormForward& p, const NormConfig& config) {
   return config.groups == 1 && p.residual.data == nullptr && !p.quantizes() &&
          p.weight_offset == 0.0f && touches(p.x) && touches(p.y) &&
          all_of_type(p.x.type, {p.weight, p.bias, p.y});
+}
+
+// norm_backward_rows_sm90's.
+bool lie_plainly(const NormBackward& p, const NormConfig& config) {
+  const NormMapping& m = config.mapping;
+  const auto touches = [&](const NormMatrix& matrix) {
+    return p.rows == 1 || matrix.row_bytes == m.columns * bytes_of(matrix.type);
+  };
+  const auto address = [](const NormMatrix& matrix) {
+    return reinterpret_cast<uintptr_t>(matrix.data);
+  };
+  return m.interleaved && m.in_warp() && config.groups == 1 && config.stages >= 3 &&
+         !p.grad_residual_out.data && !p.grad_residual.data && p.grad_x.data &&
+         all_of_type(p.x.type, {p.grad_y, p.grad_x}) && touches(p.x) && touches(p.grad_y) &&
+         touches(p.grad_x) && (address(p.grad_x) - address(p.x)) % 16 == 0;
 }
 
 // Few rows are done sooner by a CTA each.
@@ -304,10 +325,17 @@ void run_norm_backward(const NormBackward& p, const NormBackwardConfig& both, cu
       norm::run_whole(p, both.whole, stream);
       partials = both.whole.partials();
     } else {
-      const auto kernel = m.interleaved
-                              ? norm::backward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes)
-                              : norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(),
-                                                         whole && takes_weight);
+      norm::BackwardKernel kernel = nullptr;
+      if (norm::lie_plainly(p, config)) {
+        kernel = norm::backward_rows_kernel_of(p.x.type, m.thread_vectors, m.lanes,
+                                               static_cast<int>((columns + m.lanes - 1) / m.lanes),
+                                               p.mean != nullptr || config.bias_sums);
+      }
+      if (!kernel) {
+        kernel = m.interleaved ? norm::backward_loose_kernel_of(p.x.type, m.thread_vectors, m.lanes)
+                               : norm::backward_kernel_of(p.x.type, m.thread_vectors, m.in_warp(),
+                                                          whole && takes_weight);
+      }
       if (config.lead > 0) norm::clear(p.turns, stream);
       if (apart) {
         NormBackward of_rows = p;
@@ -349,6 +377,10 @@ void load_norm() {
           load_kernel(norm::forward_loose_kernel_of(type, vectors, lanes, 0, true, plain));
         }
         load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
+        for (const bool sums : {false, true}) {
+          if (lanes > 32) continue;
+          load_kernel(norm::backward_rows_kernel_of(type, vectors, lanes, 0, sums));
+        }
       }
     }
     for (const int vectors : NormMapping::kThreadVectors) {
