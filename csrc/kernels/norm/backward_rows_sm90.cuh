@@ -109,14 +109,14 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, true>, 1)
 
   const bool layer = p.mean != nullptr;
   const float per_column = config.per_column;
-  // The statistics of a block's rows, a lane each, are loaded a block ahead.
+  // The statistics of a turn's rows are loaded one turn ahead.
   float next_rstd = 0.0f, next_mean = 0.0f;
-  const auto load_statistics = [&](uint32_t first) {
-    if (lane >= stage_rows || first + lane >= rows) return;
-    next_rstd = p.rstd[first + lane];
-    if (kSums && layer) next_mean = p.mean[first + lane];
+  const auto load_statistics = [&](uint32_t row) {
+    if (row >= rows) return;
+    next_rstd = p.rstd[row];
+    if (kSums && layer) next_mean = p.mean[row];
   };
-  load_statistics(first);
+  load_statistics(first + mine);
 
   int slot = 0;
   uint32_t phase = 0;
@@ -128,8 +128,6 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, true>, 1)
     const char* const grad_rows =
         ring + slot * config.stage_bytes + grad_offset + beyond(all_grad + from, 16);
     const uint32_t count = min(stage_rows, rows - first);
-    const float rstds = next_rstd, means = next_mean;
-    load_statistics(first + step);
     const int own = mine * row_bytes + at.first * static_cast<int>(sizeof(T));
     T* x = reinterpret_cast<T*>(x_rows + own);
     const T* grad = reinterpret_cast<const T*>(grad_rows + own);
@@ -137,15 +135,17 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, true>, 1)
 #pragma unroll 1
     for (uint32_t i = 0; i < count; i += kAtOnce) {
       const bool has_row = kAtOnce == 1 || i + mine < count;
-      const float rstd = __shfl_sync(0xffffffffu, rstds, i + mine);
-      const float shift = kSums ? -__shfl_sync(0xffffffffu, means, i + mine) * rstd : -0.0f;
+      const float rstd = next_rstd, shift = kSums ? -next_mean * rstd : -0.0f;
 
       Both<T> both[kSlots];
       float2 sums{0.0f, 0.0f};  // of g * xhat and of g
       if (has_row) {
+        // All are on their way before the first is used.
         at.each([&](int s) {
           both[s] = at.has(s) ? Both<T>::of(x[s * At::kStep], grad[s * At::kStep])
                               : Both<T>::of(T{}, T{});
+        });
+        at.each([&](int s) {
           const float2 here = both[s].values();
           const float xhat = kSums ? fmaf(here.x, rstd, shift) : __fmul_rn(here.x, rstd);
           if constexpr (kSums) bias_sums[s] += here.y;
@@ -155,6 +155,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, true>, 1)
           if constexpr (kSums) sums.y += g;
         });
       }
+      load_statistics((i + kAtOnce < count ? first + i + kAtOnce : first + step) + mine);
       if (i == 0 && !is_first && lane == 0) {
         // Results of the block before have left its stage.
         hopper::tma_store_wait_read<0>();

@@ -117,7 +117,7 @@ ForwardKernel forward_loose_kernel(int vectors, int lanes, int sure, bool cluste
 template <class T>
 BackwardKernel backward_loose_kernel(int vectors, int lanes);
 // Of rows within warps that need so many slots a lane, with or without sums of grad_y. Null where
-// there is none: beyond 28 slots.
+// backward_loose_kernel() serves better.
 template <class T>
 BackwardKernel backward_rows_kernel(int vectors, int lanes, int slots, bool sums);
 // A layout's, with or without sums of grad_y.
