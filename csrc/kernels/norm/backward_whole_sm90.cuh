@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(
       for (int q = 0; q < kQuads; ++q) slot(v, q) = {0.0f, 0.0f, 0.0f, 0.0f};
     }
   }
-#pragma unroll 1  // one after the other they cost loops over rows 2 %, at 4096 columns
+#pragma unroll 1  // unrolled, rows of 4096 columns took 2 % longer
   for (int s = 0; s < kStages; ++s) load(s, first + s * step);
   if constexpr (kLoadsStatistics) load_statistics(first);
 
