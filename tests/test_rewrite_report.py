@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ikbo
 from ikbo.rewrite import Report
+from ikbo.rewrite.verify import Pair
 
 from .installed import run_python
 
@@ -253,3 +254,24 @@ def test_shadow_takes_several_threads_and_no_wrong_fraction() -> None:
     assert served.statistics.calls == 200
     with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
         ikbo.shadow(_score, _score, 1.5)
+
+
+class Difference(nn.Module):
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x + self.shift) - (y + self.shift) if self.shift else x - y
+
+
+def test_a_result_near_zero_is_held_to_what_is_typical_of_it() -> None:
+    x, y = torch.tensor([1.0, -1.0]), torch.tensor([-0.3, 0.4])
+    programs = [torch.export.export(Difference(s), (x, y)) for s in (0.0, 16.0)]
+    near_zero = ((x, x + 1e-5), {})
+    with pytest.raises(AssertionError, match=r"> bound .* for rounding"):
+        Pair(*programs).compare(near_zero)
+    seasoned = Pair(*programs)
+    seasoned.compare(((x, y), {}))
+    check = seasoned.compare(near_zero)
+    assert 0 < check.error <= check.bound <= 64 * torch.finfo(torch.float32).eps * 1.4
