@@ -68,12 +68,11 @@ __global__ void __launch_bounds__(kBackwardThreads<kVectors, true>, 1)
   const int grad_offset = config.pitches[0] * stage_rows;
   const char* const all_x = static_cast<const char*>(p.x.data);
   const char* const all_grad = static_cast<const char*>(p.grad_y.data);
-  const auto bytes_from = [&](uint32_t first) { return min(stage_rows, rows - first) * row_bytes; };
   // By lane 0.
   const auto load = [&](int slot, uint32_t first) {
     if (first >= rows) return;
     const uint64_t from = uint64_t{first} * row_bytes;
-    const uint32_t bytes = bytes_from(first);
+    const uint32_t bytes = min(stage_rows, rows - first) * row_bytes;
     const int before_x = beyond(all_x + from, 16), before_grad = beyond(all_grad + from, 16);
     const uint32_t x_bytes = (before_x + bytes + 15) & ~15u;
     const uint32_t grad_bytes = (before_grad + bytes + 15) & ~15u;

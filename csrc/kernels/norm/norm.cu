@@ -87,29 +87,31 @@ ColumnsKernel columns_kernel_of(ElementType type) {
                  [](auto zero) -> ColumnsKernel { return norm_columns_sm90<decltype(zero)>; });
 }
 
+// Whether rows lie one behind the other.
+bool touch(std::initializer_list<NormMatrix> matrices, int64_t rows, const NormConfig& config) {
+  return std::all_of(matrices.begin(), matrices.end(), [&](const NormMatrix& m) {
+    return rows == 1 || m.row_bytes == config.mapping.columns * bytes_of(m.type);
+  });
+}
+
 // Rows one behind the other, of one type with weight and bias, and nothing more.
 bool is_plain(const NormForward& p, const NormConfig& config) {
-  const auto touches = [&](const NormMatrix& m) {
-    return p.rows == 1 || m.row_bytes == config.mapping.columns * bytes_of(m.type);
-  };
   return config.groups == 1 && p.residual.data == nullptr && !p.quantizes() &&
-         p.weight_offset == 0.0f && touches(p.x) && touches(p.y) &&
+         p.weight_offset == 0.0f && touch({p.x, p.y}, p.rows, config) &&
          all_of_type(p.x.type, {p.weight, p.bias, p.y});
 }
 
-// norm_backward_rows_sm90's.
-bool lie_plainly(const NormBackward& p, const NormConfig& config) {
+// What norm_backward_rows_sm90 takes.
+bool is_plain(const NormBackward& p, const NormConfig& config) {
   const NormMapping& m = config.mapping;
-  const auto touches = [&](const NormMatrix& matrix) {
-    return p.rows == 1 || matrix.row_bytes == m.columns * bytes_of(matrix.type);
-  };
   const auto address = [](const NormMatrix& matrix) {
     return reinterpret_cast<uintptr_t>(matrix.data);
   };
   return m.interleaved && m.in_warp() && config.groups == 1 && config.stages >= 3 &&
          !p.grad_residual_out.data && !p.grad_residual.data && p.grad_x.data &&
-         all_of_type(p.x.type, {p.grad_y, p.grad_x}) && touches(p.x) && touches(p.grad_y) &&
-         touches(p.grad_x) && (address(p.grad_x) - address(p.x)) % 16 == 0;
+         all_of_type(p.x.type, {p.grad_y, p.grad_x}) &&
+         touch({p.x, p.grad_y, p.grad_x}, p.rows, config) &&
+         (address(p.grad_x) - address(p.x)) % 16 == 0;
 }
 
 // Few rows are done sooner by a CTA each.
@@ -326,7 +328,7 @@ void run_norm_backward(const NormBackward& p, const NormBackwardConfig& both, cu
       partials = both.whole.partials();
     } else {
       norm::BackwardKernel kernel = nullptr;
-      if (norm::lie_plainly(p, config)) {
+      if (norm::is_plain(p, config)) {
         kernel = norm::backward_rows_kernel_of(p.x.type, m.thread_vectors, m.lanes,
                                                static_cast<int>((columns + m.lanes - 1) / m.lanes),
                                                p.mean != nullptr || config.bias_sums);
@@ -378,8 +380,8 @@ void load_norm() {
         }
         load_kernel(norm::backward_loose_kernel_of(type, vectors, lanes));
         for (const bool sums : {false, true}) {
-          if (lanes > 32) continue;
-          load_kernel(norm::backward_rows_kernel_of(type, vectors, lanes, 0, sums));
+          const auto kernel = norm::backward_rows_kernel_of(type, vectors, lanes, 0, sums);
+          if (lanes <= 32 && kernel) load_kernel(kernel);
         }
       }
     }

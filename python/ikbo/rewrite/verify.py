@@ -116,12 +116,13 @@ class Pair:
             if not a.is_floating_point():
                 assert torch.equal(a, b), f"{name}: integers differ"
             elif a.numel():
-                finite = torch.isfinite(e) & torch.isfinite(a)
-                here = float(e[finite].square().mean().sqrt()) if finite.any() else 0.0
+                got_64, plain_64, e = _finite(name, b.double(), a.double(), e)
+                if not e.numel():
+                    continue
+                here = float(e.square().mean().sqrt())
                 typical = self._typical[i] = max(here, self._typical.get(i, 0.0))
                 rounding = roundings * torch.finfo(a.dtype).eps * typical
-                bound = _bounded(name, b.double(), a.double(), e, multiple, rounding)
-                worst = max(worst, bound)
+                worst = max(worst, _bounded(name, got_64, plain_64, e, multiple, rounding))
         return Check(case, *worst)
 
     def _in_float64(self, arguments: Arguments, plain: list[Any]) -> list[Any]:
@@ -255,20 +256,18 @@ def _leaf(
     return (numbers * (spread or 1.0) + float(wide.mean())).to(example)
 
 
-def _bounded(
-    name: str,
-    got: Tensor,
-    plain: Tensor,
-    exact: Tensor,
-    multiple: float,
-    rounding: float,
-) -> tuple[float, float]:
+def _finite(name: str, got: Tensor, plain: Tensor, exact: Tensor) -> list[Tensor]:
+    """Their finite elements. NaN and infinities have to be in the same places."""
     for what, where in (("NaN", torch.isnan), ("inf", torch.isinf)):
         assert torch.equal(where(got), where(plain)), f"{name}: {what} in different places"
     finite = torch.isfinite(exact) & torch.isfinite(plain)
-    if not finite.any():
-        return 0.0, 0.0
-    error, own = (float((t - exact)[finite].abs().max()) for t in (got, plain))
+    return [t[finite] for t in (got, plain, exact)]
+
+
+def _bounded(
+    name: str, got: Tensor, plain: Tensor, exact: Tensor, multiple: float, rounding: float
+) -> tuple[float, float]:
+    error, own = (float((t - exact).abs().max()) for t in (got, plain))
     bound = multiple * own + rounding
     assert error <= bound, (
         f"{name}: error {error:.3e} > bound {bound:.3e} = {multiple} x the original's {own:.3e} + "
